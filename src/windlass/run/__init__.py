@@ -1,1 +1,1 @@
-"""Runs a plan: gathers the context, makes the run folder, starts the ranks, watches them, and leaves nothing behind."""
+"""Run a plan: gather the context, create the run folder, start and watch the ranks, and clean up."""

@@ -1,4 +1,4 @@
-"""Measuring the cluster that one stands on and writing a site file of it: `windlass sites adopt`, `windlass init`.
+"""Measure the current cluster and write a site file for it: `windlass sites adopt`, `windlass init`.
 
 Also writes the user's `config.toml`: sets keys in place and keeps the rest of the file.
 """
@@ -44,7 +44,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdoptedSite:
-    """A site file that was written, and what was measured for it."""
+    """A written site file and the measurements it is based on."""
 
     path: Path
     seen: Measurements
@@ -53,7 +53,7 @@ class AdoptedSite:
 def adopt_site(
     name: str, environ: Mapping[str, str], *, folders: ConfigFolders, target: Path | None = None, replace: bool = False
 ) -> AdoptedSite:
-    """Measure this cluster and write a site file of it, into the user's configuration or to `target`."""
+    """Measure this cluster and write a site file for it, to the user's configuration or to `target`."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"a site cannot be called {name!r}", hint="letters, digits and . _ - inside")
     if catalog_path("site", name):
@@ -75,22 +75,25 @@ def adopt_site(
 
 
 class ClusterAnswers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a cluster showed on one day, as it showed it. `measurements` makes a site file's facts of it anywhere."""
+    """Raw answers of a cluster on one day. `measurements` converts them to the facts of a site file on any machine."""
 
     date: str
-    """As in 2026-08-19."""
+    """Format: 2026-08-19."""
     evidence: Evidence
     answers: dict[str, str] = {}
-    """Output of each command that is here; empty where it failed or did not answer in time."""
+    """Output of each command that exists here. Empty if the command failed or timed out."""
     allocation: Allocation | None = None
     topology: Topology | None = None
-    """A compute node: the allocation's first, or this machine where there is no scheduler."""
+    """A compute node: the first node of the allocation, or this machine if there is no scheduler."""
     modules: tuple[str, ...] = ()
 
 
 def ask_cluster(environ: Mapping[str, str]) -> ClusterAnswers:
-    """What can be seen from here. Inside an allocation its first node is looked at; a node outside of one is not known.
-    Raises `MachineError` where the node of the allocation cannot be looked at."""
+    """Collect what can be measured from here.
+
+    Inside an allocation, its first node is probed. Outside of an allocation, no compute node is probed. Raises
+    `MachineError` if the node of the allocation cannot be probed.
+    """
     evidence = detect_site(environ=environ, ask_scheduler=True).evidence
     site = load_site(generic_site(evidence))
     scheduler = get_scheduler(site.file.scheduler.kind)
@@ -107,7 +110,7 @@ def ask_cluster(environ: Mapping[str, str]) -> ClusterAnswers:
 
 
 def measurements(name: str, seen: ClusterAnswers) -> Measurements:
-    """The facts of a site file in what a cluster showed. Pure."""
+    """Convert the answers of a cluster to the facts of a site file. Pure."""
     generic = generic_site(seen.evidence)
     scheduler = get_scheduler(load_site(generic).file.scheduler.kind)
     queues = "\n".join(filter(None, (seen.answers.get(" ".join(argv)) for argv in scheduler.queues_argv())))
@@ -127,13 +130,13 @@ def measurements(name: str, seen: ClusterAnswers) -> Measurements:
 
 
 def _questions(scheduler: Scheduler) -> tuple[tuple[str, ...], ...]:
-    """Commands that say what a cluster is, and which launcher it has."""
+    """Commands that report what the cluster is and which launcher it has."""
     offers, launcher = scheduler.offers_argv(), _LAUNCHERS.get(scheduler.name)
     return (*scheduler.queues_argv(), *((offers,) if offers else ()), *((launcher,) if launcher else ()))
 
 
 def _look(site: Site, allocation: Allocation | None, environ: Mapping[str, str]) -> Topology | None:
-    """A compute node: of the allocation, or this machine where there is no scheduler."""
+    """Probe a compute node: one of the allocation, or this machine if there is no scheduler."""
     if allocation is None:
         return probe_topology() if site.file.scheduler.kind == "none" else None
     if any(is_this_host(host, environ) for host in allocation.hosts):
@@ -160,8 +163,11 @@ def _with_node(seen: Measurements, topology: Topology | None, allocation: Alloca
 
 
 def fabric_of(nics: tuple[Nic, ...]) -> str | None:
-    """The catalog's network by its devices: CXI is Slingshot 11, an `ib` interface with an RDMA device InfiniBand. RDMA
-    over Ethernet and plain Ethernet are left open."""
+    """Return the catalog's network for these devices, or None.
+
+    CXI is Slingshot 11. An `ib` interface with an RDMA device is InfiniBand. RDMA over Ethernet and plain Ethernet
+    return None.
+    """
     if any(nic.device.startswith("cxi") for nic in nics):
         return "slingshot-11"
     if any(nic.device and nic.name.startswith("ib") for nic in nics):
@@ -170,7 +176,7 @@ def fabric_of(nics: tuple[Nic, ...]) -> str | None:
 
 
 def _launcher(scheduler: Scheduler, answers: Mapping[str, str]) -> str | None:
-    """The launcher of this cluster, where it can be told: PBS has none of its own, and `mpiexec` says whose it is."""
+    """Return the launcher of this cluster, or None if unknown. PBS has no launcher, and `mpiexec` prints its vendor."""
     argv = _LAUNCHERS.get(scheduler.name)
     said = answers.get(" ".join(argv)) if argv else None
     if argv is None or said is None:
@@ -182,7 +188,7 @@ def _launcher(scheduler: Scheduler, answers: Mapping[str, str]) -> str | None:
 
 
 def _asked(argv: tuple[str, ...], environ: Mapping[str, str]) -> str:
-    """What a command says; nothing where it fails or does not answer in time."""
+    """Return the output of a command, or an empty string if it fails or times out."""
     try:
         return run_command(argv, timeout_s=_ASK_TIMEOUT_S, env=environ, check=True).stdout
     except WindlassError:
@@ -193,8 +199,10 @@ _TABLE = re.compile(r"^\s*\[\s*(?P<name>[^\[\]]+?)\s*\]\s*(?:#.*)?$")
 
 
 def write_config(config_dir: Path, site: str | None, keys: Mapping[str, str]) -> Path:
-    """Set `keys` in the user's configuration, for all sites or for one. Raises `ConfigError` where the file that is
-    there is wrong, and leaves it as it is."""
+    """Set `keys` in the user's configuration, for all sites or for one.
+
+    Raises `ConfigError` if the existing file is invalid, and does not change it.
+    """
     path = config_dir / CONFIG_FILE
     read_config(path)
     with os_errors(f"write {path}", hint="set WINDLASS_CONFIG"):
@@ -206,7 +214,7 @@ def write_config(config_dir: Path, site: str | None, keys: Mapping[str, str]) ->
 
 
 def with_keys(text: str, table: str | None, keys: Mapping[str, str]) -> str:
-    """The text of a TOML file with these keys of a table (None: of the top) set to text."""
+    """Return the text of a TOML file with these keys of a table (None: the top level) set to strings."""
     lines = text.splitlines()
     start, end = _range_of(lines, table)
     if start is None:
@@ -224,7 +232,7 @@ def with_keys(text: str, table: str | None, keys: Mapping[str, str]) -> str:
 
 
 def _range_of(lines: list[str], table: str | None) -> tuple[int | None, int]:
-    """First line after the table's head and the line after its last key; None where there is no such table."""
+    """Return the first line after the table's header and the line after its last key. None without such a table."""
     heads = [(n, match["name"].replace('"', "")) for n, line in enumerate(lines) if (match := _TABLE.match(line))]
     start = 0 if table is None else next((n + 1 for n, name in heads if name == table), None)
     if start is None:

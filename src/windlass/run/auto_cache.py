@@ -1,4 +1,4 @@
-"""`--cache auto`: the folders that the interpreter in use reads, as the interpreter itself tells them."""
+"""`--cache auto`: the folders that the interpreter in use reads, as the interpreter itself reports them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from windlass.plan.cache import is_below
 
 _ASK_S = 30.0
 _SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/proc", "/sys", "/dev", "/run")
-# Editable installs of setuptools leave either a path in a .pth file, which is in sys.path then, or a finder with a map.
+# Editable installs of setuptools create either a path in a .pth file, which is then in sys.path, or a finder with a
+# map.
 _QUESTION = """
 import sys
 sys.path[:] = [path for path in sys.path if path]  # `-c` puts the current folder first
@@ -38,7 +39,7 @@ _HINT = "name the folders that the ranks read: --cache PATH"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportFolders:
-    """What an interpreter reads: its environment and the one beneath, and the other folders of its path."""
+    """Folders that an interpreter reads: its environment, the base environment, and the other folders of its path."""
 
     prefixes: tuple[str, ...]
     paths: tuple[str, ...]
@@ -47,8 +48,11 @@ class ImportFolders:
 def with_auto_cache(
     request: Request, python: str, site: Site, environ: Mapping[str, str]
 ) -> tuple[Request, Finding | None]:
-    """The request with folders in the place of `auto`, and a note that names them. `python` runs the script, where the
-    command names no other. `UsageError` where the folders cannot be told from here, or where there are none."""
+    """Replace `auto` in the request with folders, and return a note that names them.
+
+    `python` runs the script if the command does not name another interpreter. Raises `UsageError` if the folders cannot
+    be determined from here, or if no folder is found.
+    """
     if AUTO not in request.cache:
         return request, None
     named = tuple(path for path in request.cache if path != AUTO)
@@ -69,7 +73,7 @@ def with_auto_cache(
 
 
 def _python_in_use(request: Request, python: str, environ: Mapping[str, str]) -> str:
-    """The interpreter that the ranks will run, as it can be run here."""
+    """Return the interpreter that the ranks will use, as a program that can run here."""
     word = request.command[0] if request.kind == "command" and request.command else ""
     python = word if Path(word).name.startswith("python") else _first_line_python(word, environ) or python
     found = python if "/" in python else which(python, environ)
@@ -79,7 +83,7 @@ def _python_in_use(request: Request, python: str, environ: Mapping[str, str]) ->
 
 
 def _first_line_python(word: str, environ: Mapping[str, str]) -> str | None:
-    """The interpreter of a script of `bin`, as `accelerate`; None for other programs."""
+    """Return the interpreter of a script in `bin`, such as `accelerate`. None for other programs."""
     path = which(word, environ) if word else None
     if path is None:
         return None
@@ -93,7 +97,7 @@ def _first_line_python(word: str, environ: Mapping[str, str]) -> str | None:
 
 
 def ask_python(python: str, request: Request, environ: Mapping[str, str]) -> ImportFolders:
-    """What the interpreter says of itself, with the variables that the ranks will have."""
+    """Ask the interpreter for its folders, with the variables that the ranks will have."""
     env = dict(environ) | dict(request.env)
     for name, value in request.env_prepend:
         env[name] = f"{value}:{env[name]}" if env.get(name) else value
@@ -108,8 +112,11 @@ def ask_python(python: str, request: Request, environ: Mapping[str, str]) -> Imp
 def choose_roots(
     folders: ImportFolders, own_files: Iterable[str], system: Iterable[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The folders worth sharing, none inside another, and those left out because the user's own files lie there: the
-    view is read-only, and a script may write beside itself. The machine's own software is no such folder."""
+    """Return the folders to share, and the folders left out because they contain the user's own files.
+
+    No returned folder is inside another. Folders with the user's files are left out because the view is read-only and a
+    script may write to its own directory. The machine's system software is not shared either.
+    """
     machine, own = tuple(system), tuple(own_files)
     wanted = [path for path in (*folders.prefixes, *folders.paths) if Path(path).is_dir() and path != "/"]
     wanted = [path for path in dict.fromkeys(wanted) if not any(is_below(path, each) for each in machine)]
@@ -120,7 +127,7 @@ def choose_roots(
 
 
 def _own_files(request: Request) -> tuple[str, ...]:
-    """Where the job works, and its script."""
+    """Return the working directory of the job and its script."""
     cwd = Path(request.cwd or Path.cwd())
     script = (str(cwd / request.command[0]),) if request.kind == "script" and request.command else ()
     return (str(cwd), *script)

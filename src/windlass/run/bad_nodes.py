@@ -1,8 +1,8 @@
-"""Nodes that failed, remembered between jobs with a reason and an end, so that the next job is not sent there again.
+"""Failed nodes, stored between jobs with a reason and an expiry time, so that the next job avoids them.
 
-One JSON file in the user's state folder. A node is bad for this user on this site until its time is over or it is
-forgiven (`windlass nodes forgive`). Nothing here decides that a node is bad; supervision does. A file that another
-user could have written is not believed: for all users counts only the list of the computing centre.
+One JSON file in the user's state folder. A node is bad for this user on this site until its time expires or until
+`windlass nodes forgive` removes it. Supervision decides that a node is bad, not this module. A file that another user
+could have written is ignored. Only the list of the computing centre applies to all users.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from windlass.node.sys.reading import MAX_BYTES
 
 FILE = "nodes.json"
 KEEP_S = 24 * 3600.0
-"""A day: repaired nodes come back by then, and a list that only grows would one day name the whole machine."""
+"""One day. Nodes are usually repaired by then, and a list that only grows would in time contain the whole machine."""
 _MAX_EXCLUDED = 64
 _LOCK_S = 5.0
 
@@ -42,7 +42,7 @@ class BadNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     times: int = 1
     run: str = ""
     by: str = ""
-    """`centre`: on the list of the computing centre."""
+    """`centre`: the node is on the list of the computing centre."""
 
 
 class _BadNodesFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,8 +53,11 @@ class _BadNodesFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 def read_nodes(state_dir: Path, *, now: float | None = None) -> tuple[BadNode, ...]:
-    """Nodes that are still to be avoided, of all sites. A file that is missing or damaged holds none: to run on a bad
-    node is worse than to be stopped by a damaged list, but only a little."""
+    """Return the nodes that must still be avoided, of all sites.
+
+    A missing or damaged file counts as empty: a damaged list must not stop a run, even though a run on a bad node is
+    slightly worse.
+    """
     return _read(state_dir, time.time() if now is None else now).nodes
 
 
@@ -69,7 +72,7 @@ def _read(state_dir: Path, at: float) -> _BadNodesFile:
 
 
 def avoided_nodes(settings: Settings, *, now: float | None = None) -> tuple[BadNode, ...]:
-    """Nodes that the centre's list names, then those of the user's own list."""
+    """Return the nodes on the centre's list, then the nodes on the user's list."""
     at = time.time() if now is None else now
     return (*(node for node in _centre_nodes(settings) if node.until > at), *read_nodes(settings.state_dir, now=at))
 
@@ -82,7 +85,7 @@ def _centre_nodes(settings: Settings) -> Iterator[BadNode]:
 
 
 def bad_hosts(settings: Settings, site: str, *, now: float | None = None) -> tuple[str, ...]:
-    """Hosts of a site that are to be avoided now: the worst, where there are very many."""
+    """Return the hosts of a site to avoid now. If there are very many, only the worst."""
     found = (node for node in avoided_nodes(settings, now=now) if node.site == site)
     nodes = sorted(found, key=lambda n: (n.by != "centre", -n.times, -n.since))
     return tuple(sorted({node.host for node in nodes[:_MAX_EXCLUDED]}))
@@ -99,8 +102,11 @@ def remember_node(
     keep_s: float = KEEP_S,
     now: float | None = None,
 ) -> None:
-    """Put a node on the list, or make its stay there longer: twice as long each time. Without evidence about the node
-    (`proven` is false) it is a suspect, until another run has the same experience with it."""
+    """Add a node to the list, or extend its time there: twice as long each time.
+
+    Without evidence about the node (`proven` is false), the node is a suspect until another run has the same failure on
+    it.
+    """
     at = time.time() if now is None else now
 
     def add(file: _BadNodesFile) -> _BadNodesFile:
@@ -135,8 +141,10 @@ def remember_node(
 def forgive(
     state_dir: Path, hosts: frozenset[str] | None, site: str | None = None, run: str | None = None
 ) -> tuple[BadNode, ...]:
-    """Take these hosts (None: all) off the list; with `run`, only what this run put there. Returns those that were
-    on the list of nodes to avoid."""
+    """Remove these hosts (None: all) from the list. With `run`, remove only the entries of this run.
+
+    Returns the removed nodes that were on the list of nodes to avoid.
+    """
     gone: list[BadNode] = []
 
     def goes(node: BadNode) -> bool:
@@ -161,8 +169,10 @@ def _change(state_dir: Path, now: float, change: Callable[[_BadNodesFile], _BadN
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Two jobs may end at the same moment. A lock that cannot be had in time is done without: home file systems
-    sometimes have none."""
+    """Lock the list, because two jobs may end at the same moment.
+
+    If the lock is not available in time, continue without it: some home file systems do not support locks.
+    """
     lock = None
     with contextlib.suppress(OSError):
         lock = take_lock(path, _LOCK_S)

@@ -1,7 +1,8 @@
-"""Archives that are sent to strangers (a self-test, a bug report): what is hidden in them, and how they are written.
+"""Archives for people outside the project (a self-test, a bug report): how they are redacted and written.
 
-Hidden are secrets by the rules of `model.secrets`, values of secret variables that are known here in whatever form they
-are said again, and the values of the user's own variables in a plan, but for those of the collective libraries.
+Redacted are: secrets by the rules of `model.secrets`; values of secret variables that are known here, in every encoding
+in which programs repeat them; and the values of the user's variables in a plan, except those of the collective
+libraries.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ from windlass.run.folder import RunFolder
 
 _SECRETS_BYTES = 4 << 20
 _SHORT = 3
-"""Values up to this length are hidden where the variable is set; elsewhere they could be anything."""
+"""Values up to this length are redacted only where the variable is set. In other places they could mean anything."""
 _LONG_LINE = 12
-"""A line of a secret of several lines that is hidden by itself: logs put labels between them."""
+"""Minimum length of a line of a multi-line secret that is redacted alone. Logs insert labels between such lines."""
 _KEY_END = re.compile(r"-----END [A-Z ]*PRIVATE KEY-----")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scrubber:
-    """Hides secrets in texts."""
+    """Redacts secrets in texts."""
 
     known: frozenset[str] = frozenset()
     lines: Mapping[str, str] = field(default_factory=dict)
-    """Whole lines of scripts that set a hidden variable, and what stands there instead."""
+    """Whole lines of scripts that set a redacted variable, and their replacements."""
     home: str = ""
     """The user's home folder, shown as `~`."""
 
@@ -57,7 +58,7 @@ class Scrubber:
         for value in sorted(self.known, key=len, reverse=True):
             text = text.replace(value, MASK)
         end = _KEY_END.search(text)
-        if end and "-----BEGIN" not in text[: end.start()]:  # a tail that begins inside of a key
+        if end and "-----BEGIN" not in text[: end.start()]:  # the text starts inside a key
             text = MASK + text[end.end() :]
         text = mask_text(text)
         return re.sub(rf"{re.escape(self.home)}(?![\w.-])", "~", text) if len(self.home) > _SHORT else text
@@ -71,8 +72,10 @@ def scrubber(
     *,
     home: str = "",
 ) -> Scrubber:
-    """One that knows the secrets of an environment, of options (`--env`), of the user's variables in a plan, and those
-    that a run keeps for ranks which still have to start."""
+    """Create a scrubber for the secrets of an environment, of options (`--env`), and of the user's variables in a plan.
+
+    It also covers the secrets that a run stores for ranks that have not started yet.
+    """
     values = {value for name, value in (*environ.items(), *given) if is_secret(name, value)}
     lines: dict[str, str] = {}
     if plan is not None:
@@ -98,8 +101,10 @@ def _kept_secrets(folder: RunFolder) -> Iterator[str]:
 
 
 def _forms(value: str) -> Iterator[str]:
-    """How programs say a value again: as it is, in JSON, quoted for a shell, in an address, in base64; of several lines
-    each line by itself too."""
+    """Yield the encodings in which programs repeat a value.
+
+    These are: unchanged, JSON, shell-quoted, URL-encoded and base64. A multi-line value also yields each line alone.
+    """
     yield value
     for text in (json.dumps(value), json.dumps(value, ensure_ascii=False)):
         yield text[1:-1]
@@ -114,7 +119,7 @@ def _forms(value: str) -> Iterator[str]:
 
 
 def plan_for_strangers(plan: Plan) -> Plan:
-    """The plan without the values of the user's own variables, but for those that may be shown."""
+    """Return the plan without the values of the user's variables, except those that may be shown."""
 
     def users(setting: Setting) -> bool:
         return setting.origin.scope == "environment" or setting.origin.where == "--env"
@@ -133,20 +138,24 @@ def plan_for_strangers(plan: Plan) -> Plan:
 
 
 def tail_text(path: Path, max_bytes: int, *, within: Path | None = None) -> str:
-    """The last bytes of a file as text, from the beginning of a line on. Raises `OSError` for anything but a plain
-    file: a link may lead anywhere, and nobody may ever write into a pipe."""
+    """Return the last bytes of a file as text, starting at the beginning of a line.
+
+    Raises `OSError` unless the path is a regular file: a link may point anywhere, and reading a pipe may block forever.
+    """
     with open_plain(path, within=within) as file:
         skipped = max(0, os.fstat(file.fileno()).st_size - max_bytes)
         file.seek(skipped)
         data = file.read(max_bytes)
-    if skipped:  # half a line may hold half a secret, which nobody would know as one
+    if skipped:  # half a line may contain half a secret, which no rule recognises
         data = b"[%d bytes before this are left out]\n" % skipped + data.partition(b"\n")[2]
     return data.decode("utf-8", "surrogateescape")
 
 
 def write_archive(path: Path, top: str, files: Mapping[str, str], scrub: Scrubber, *, option: str) -> None:
-    """The files in one archive, each scrubbed: a zip where the name says so, else a gzipped tar. Readable by the user
-    alone. `option` is what names another place for it."""
+    """Write the files to one archive, each of them redacted. Only the user can read the archive.
+
+    The format is zip if the name ends so, otherwise a gzipped tar. `option` is the option that sets another path.
+    """
     data = {f"{top}/{name}": scrub.clean(text).encode("utf-8", "surrogateescape") for name, text in files.items()}
     explained = os_errors(f"write the bundle {path}", hint=f"name another with {option}", kind=UsageError)
     with explained, replacing(path) as stream:

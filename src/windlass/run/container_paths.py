@@ -1,4 +1,4 @@
-"""Looks for the image and the paths that a container of a request may need, on the machine that will run it."""
+"""Check the image and the paths that a request's container may need, on the machine that will run it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from windlass.plan.inputs import container_request, container_site
 
 
 def seen_paths(request: Request, site: Site, environ: Mapping[str, str]) -> SeenPaths | None:
-    """What this machine has of the paths that the request's container may need; None without a container."""
+    """Return which paths that the request's container may need exist on this machine. None without a container."""
     if request.container is None:
         return None
     return look_at_paths(container_request(request, request.container), container_site(site), environ)
 
 
 def look_at_paths(asked: ContainerRequest, site: ContainerSite, environ: Mapping[str, str]) -> SeenPaths:
-    """Which of the paths that a plan may bind are here, and which of the mount points the image has."""
+    """Return which of the paths that a plan may bind exist here, and which mount points exist in the image."""
     mounts = candidate_mounts(asked, site)
     sources = {path for mount in mounts if (path := expanded(mount.source, environ))}
     real = {path: os.path.realpath(path) for path in sources}

@@ -1,4 +1,4 @@
-"""Gathers the context of planning: which site, allocation, node, whose variables. All input and output of planning."""
+"""Gather the context of planning: site, allocation, node, variables. All input and output of planning is here."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ from windlass.sites.topology.described import complete_probe, probe_topology, to
 from windlass.sites.topology.split import in_unit
 
 _BUILTIN = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", *VISIBILITY.values(), *cache_variable_names())
-"""What a plan sets on every site and a module may have set before."""
+"""Variables that a plan sets on every site and that a module may already have set."""
 _MODULES_TIMEOUT_S = 20.0
 _ASK_TIMEOUT_S = 15.0
 
 
 def find_allocation(environ: Mapping[str, str], wanted: str | None = None) -> Allocation | None:
-    """The job that this process is in, if any."""
+    """Return the job that this process is in, or None."""
     name = None if wanted == "none" else scheduler_of_job(environ)
     if name is None:
         return None
@@ -86,8 +86,10 @@ def _read_text(path: str) -> str:
 def choose_site(
     request: Request, settings: Settings, environ: Mapping[str, str]
 ) -> tuple[Request, Site, Detection | None]:
-    """The site by flag, file, variable or evidence; unknown machines get a generic one. The request comes back with
-    the user's defaults for that site, whose partition decides what the site has."""
+    """Find the site by option, file, variable or detection. Unknown machines get a generic site.
+
+    Also returns the request with the user's defaults for that site, because the partition decides what the site has.
+    """
     file = Path(request.site_file) if request.site_file else settings.site_file
     files = (file,) if file is not None else ()
     name = request.site or (site_of_file(files[0], settings.folders) if files else None) or settings.site
@@ -110,15 +112,17 @@ def forbidden_at(settings: Settings, site: str) -> tuple[ForbiddenOption, ...]:
 
 
 def _said(request: Request, settings: Settings, site: str) -> Iterator[tuple[str, str]]:
-    """The options of the request, but for defaults of the centre itself."""
+    """Yield the options of the request, except the defaults of the centre."""
     its = {(f"--{key}", settings.centre_default(site, key)) for key in job_keys()}
     return (option for option in request_options(request) if option not in its)
 
 
 def runs_here(request: Request, site: Site, settings: Settings, environ: Mapping[str, str]) -> bool:
-    """Whether a request is planned for this machine: inside an allocation, and where no scheduler rules. Elsewhere it
-    is planned for compute nodes. A site that was named on the command line and can be recognised must be recognised;
-    one that cannot be is believed, unless its files describe a node."""
+    """Return whether a request is planned for this machine: inside an allocation, or without a scheduler.
+
+    Otherwise it is planned for compute nodes. If the command line names a site that has detection rules, the rules must
+    match. A named site without such rules is accepted, unless its files describe a node.
+    """
     inside = request.scheduler != "none" and scheduler_of_job(environ) is not None
     if not inside and (request.scheduler or site.file.scheduler.kind) != "none":
         return False
@@ -130,13 +134,13 @@ def runs_here(request: Request, site: Site, settings: Settings, environ: Mapping
 
 
 def _is_elsewhere(site: Site, settings: Settings, environ: Mapping[str, str]) -> bool:
-    """Whether this is another machine than the site that was named, as far as that can be recognised."""
+    """Return whether this machine is not the named site, as far as detection can decide."""
     known = any(s.name == site.name and s.detect != DetectSpec() for s in catalog_signs(settings.folders))
     return known and detect_site(folders=settings.folders, environ=environ).site != site.name
 
 
 def _own_paths(request: Request, python: str, site: Site) -> Finding:
-    """The paths of this machine that a plan for another one holds."""
+    """The paths of this machine that a plan for another machine contains."""
     named = (python, request.cwd, request.activate, *request.cache, request.container)
     paths = [path for path in dict.fromkeys(named) if path and path.startswith("/") and is_here(path)]
     text = f"{' and '.join(paths)} are of this machine; the plan is for {site.name}"
@@ -145,8 +149,10 @@ def _own_paths(request: Request, python: str, site: Site) -> Finding:
 
 
 def _foreign_files(request: Request, settings: Settings) -> list[Finding]:
-    """A warning for each place of site files that belongs to another user: their lines run in the job. Another for a
-    folder of the centre that others could have changed, which is not used."""
+    """Return a warning for each site-file folder of another user, because lines of its files run in the job.
+
+    Also returns a warning for a folder of the centre that other users could have changed. That folder is not used.
+    """
     chosen = request.site_file or settings.site_file
     found = []
     if settings.centre and settings.centre.why_not:
@@ -165,8 +171,10 @@ def _foreign_files(request: Request, settings: Settings) -> list[Finding]:
 
 
 def with_job_defaults(request: Request, settings: Settings, site: Site, environ: Mapping[str, str]) -> Request:
-    """The request with the account, partition and so on of the user's or the centre's `config.toml` where it names
-    none. Inside a job, and where no scheduler is asked, there is nothing to choose."""
+    """Fill in the account, partition and so on from the user's or the centre's `config.toml`.
+
+    Only missing values are filled in. Inside a job, or without a scheduler, nothing is filled in.
+    """
     ruled = (request.scheduler or site.file.scheduler.kind) != "none"
     if not ruled or scheduler_of_job(environ) is not None:
         return request
@@ -177,9 +185,11 @@ def with_job_defaults(request: Request, settings: Settings, site: Site, environ:
 def gather_context(
     request: Request, settings: Settings, *, environ: Mapping[str, str], here: bool | None = None
 ) -> tuple[Request, PlanningContext]:
-    """Everything that planning needs, each thing read once: the request with what the user's file and this machine
-    fill in, and its context. `here`: the ranks will run on nodes like this one (run), as opposed to nodes that cannot
-    be seen from this process (submit). None: as `runs_here` decides."""
+    """Return the request, completed from the user's file and this machine, and its planning context.
+
+    Each input is read once. `here`: the ranks run on nodes like this one (run), not on nodes that this process cannot
+    see (submit). None: `runs_here` decides.
+    """
     request, site, detection = choose_site(request, settings, environ)
     if here is None:
         here = runs_here(request, site, settings, environ)
@@ -188,7 +198,7 @@ def gather_context(
     allocation = find_allocation(environ, request.scheduler) if here else None
     on_node = here and (allocation is None or any(is_this_host(host, environ) for host in allocation.hosts))
     taken: tuple[int, ...] = ()
-    # Inside a job a shell may be bound to one core of it (`srun --pty bash`): what counts is the cgroup.
+    # Inside a job, a shell may be bound to one core (`srun --pty bash`). The cgroup has the cores of the job.
     seen = probe_topology(allowed_by="cgroup" if allocation else "mask") if on_node else None
     if here and allocation is not None and not on_node:
         launcher = request.launcher or with_seen_mpi(request, site, environ)[0].file.launcher.kind
@@ -234,8 +244,11 @@ def gather_context(
 
 
 def _check_paths(request: Request, site: Site, environ: Mapping[str, str], *, here: bool, ours: bool) -> list[Finding]:
-    """Environments that the request names must be here, unless they lie on the nodes themselves and this is none of
-    those (`ours`). For a plan of another machine, a warning for each that is not."""
+    """Check that the environments named by the request exist here. Raises for a missing one.
+
+    An environment on node-local storage is not checked if this machine is not one of the nodes (`ours`). For a plan for
+    another machine, returns a warning for each missing environment.
+    """
     if here:
         node_local = () if ours else node_local_folders(site, environ)
         if not request.container:
@@ -254,8 +267,11 @@ def _check_paths(request: Request, site: Site, environ: Mapping[str, str], *, he
 
 
 def node_local_folders(site: Site, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Folders that each node has for itself: what `windlass stage` put there is not seen from a login node. Of one that
-    is each user's or each job's own (`/mnt/bb/${USER}`), the folder above: who asks need not be who runs."""
+    """Return the node-local folders. A login node cannot see what `windlass stage` put there.
+
+    For a folder per user or per job (`/mnt/bb/${USER}`), returns its parent, because the user who asks may not be the
+    user who runs.
+    """
     storage = site.file.storage
     named = (path for path in (storage.local, storage.stage) if path)
     fixed = (path.partition("$")[0].rstrip("/") or Template(path).safe_substitute(environ) for path in named)
@@ -263,18 +279,21 @@ def node_local_folders(site: Site, environ: Mapping[str, str]) -> tuple[str, ...
 
 
 def _many_read_it(request: Request, allocation: Allocation | None) -> bool:
-    """Whether several nodes will each read the environment for themselves."""
+    """Return whether several nodes will each read the environment."""
     nodes = request.nodes or (len(allocation.hosts) if allocation else 1)
     return nodes > 1 and request.kind in {"script", "module"} and not request.cache and not request.container
 
 
 _DOUBTED = frozenset({"unconfirmed", "community", "derived"})
-"""Grades of a map that neither the site nor the vendor has published: a look at the node decides."""
+"""Grades of a map that neither the site nor the vendor has published. A probe of the node overrides it."""
 
 
 def choose_topology(site: Site, seen: Topology | None) -> tuple[Topology, list[Finding]]:
-    """The site's documented node, held against one that was looked at (`seen`); the latter where the site has none,
-    differs or is not confirmed; an unknown node where we could neither look nor read."""
+    """Choose between the site's documented node and the probed node (`seen`).
+
+    Returns the probed node if the site has no documented node, or if that node differs or is not confirmed. Returns an
+    unknown node if there is neither.
+    """
     described = topology_from_spec(site.file.node, site.file.devices) if site.file.node.domains else None
     if seen is None:
         if described:
@@ -296,7 +315,7 @@ def choose_topology(site: Site, seen: Topology | None) -> tuple[Topology, list[F
 
 
 def _seen_over_unconfirmed(site: Site, seen: Topology, described: Topology) -> tuple[Topology, list[Finding]]:
-    """The node that was looked at, and a note where a device is elsewhere than the catalog's unconfirmed map says."""
+    """Return the probed node, with a note if a device is not where the catalog's unconfirmed map places it."""
     chosen = in_unit(complete_probe(seen, described), site.file.devices.unit)
     known = {device.index: device.numa for device in described.devices}
     moved = [device for device in chosen.devices if device.numa != known.get(device.index)]
@@ -308,7 +327,7 @@ def _seen_over_unconfirmed(site: Site, seen: Topology, described: Topology) -> t
 
 
 def restrict_devices(topology: Topology, environ: Mapping[str, str]) -> Topology:
-    """On a machine of one's own, a visibility variable says which devices the user wants to use."""
+    """Keep only the devices in the visibility variable, which selects devices on a machine without a scheduler."""
     if not topology.devices:
         return topology
     text = environ.get(VISIBILITY[topology.devices[0].vendor])
@@ -319,7 +338,7 @@ def restrict_devices(topology: Topology, environ: Mapping[str, str]) -> Topology
 
 
 def cache_roots(request: Request) -> tuple[tuple[str, str], ...]:
-    """The roots of --cache with links followed. A root that is not there is a `UsageError`."""
+    """Return the roots of --cache with links resolved. Raises `UsageError` for a missing root."""
     for path in request.cache:
         if not is_here(path):
             raise UsageError(f"--cache {path} does not exist", hint="give a folder that every node can read")
@@ -327,7 +346,7 @@ def cache_roots(request: Request) -> tuple[tuple[str, str], ...]:
 
 
 def _cache_environments(request: Request, python: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Prefixes that the ranks may take programs from: the interpreter's, the active ones', and the roots themselves."""
+    """Prefixes from which the ranks may start programs: the interpreter's, the active environments', and the roots."""
     named = [environ.get("VIRTUAL_ENV"), environ.get("CONDA_PREFIX"), request.activate, *request.cache]
     if "/" in python:
         named.insert(0, str(Path(python).parent.parent))
@@ -335,8 +354,11 @@ def _cache_environments(request: Request, python: str, environ: Mapping[str, str
 
 
 def _users_environment(request: Request, site: Site, environ: Mapping[str, str]) -> dict[str, str]:
-    """Whose a variable is can only be told against the environment after the modules, which costs a shell: asked only
-    where something that a plan sets is set already and modules are loaded."""
+    """Return the user's variables, without those set by modules.
+
+    To separate the two, the environment after loading the modules is needed, which costs a shell. It is read only if
+    modules are loaded and a variable that a plan sets is already set.
+    """
     loaded = loaded_modules(environ)
     contested = any(name in environ for name in (*(spec.name for spec in site.file.settings), *_BUILTIN))
     if not loaded or not contested or not which("bash", environ):

@@ -1,4 +1,4 @@
-"""Run a plan to its end: start, watch, stop when asked or when a rank fails. `run.verdict` judges how it ended."""
+"""Run a plan: start, watch, and stop on request or when a rank fails. `run.verdict` judges how it ended."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _DRAIN_S = 0.5
 
 
 def prepare(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> None:
-    """Write the scripts of a run into its folder."""
+    """Write the scripts of a run to its folder."""
     plan, folder = run.plan, run.folder
     if get_launcher(plan.launcher).output == "files" and (live := run.view.live_ranks(plan.world_size)):
         folder.part(LIVE_FOLDER).mkdir(mode=0o700, exist_ok=True)
@@ -57,52 +57,54 @@ def prepare(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> None:
     write_host_file(plan, folder, hosts)
     write_container_files(plan, folder)
     if run.plan.container is not None:
-        from windlass.run.host_libs import write_injection  # here: runs without a container need none of it
+        from windlass.run.host_libs import write_injection  # imported here: runs without a container do not need it
 
         write_injection(run, facts)
 
 
 class Sidecar(Protocol):
-    """What runs beside the ranks for the time of a run; made by a layer above."""
+    """A process that runs next to the ranks during a run. A higher layer creates it."""
 
     def start(self, stopping: Callable[[], bool]) -> bool:
-        """Returns when it is up on all nodes, or False where `stopping` became true first. Raises what is in its way,
-        and then nothing of it is left."""
+        """Start it on all nodes and return True, or return False if `stopping` became true first.
+
+        On error, cleans up and raises.
+        """
         ...
 
     def poll(self) -> None:
-        """Called while the ranks run."""
+        """Called repeatedly while the ranks run."""
         ...
 
     def stop(self) -> None:
-        """Nothing of it is left on return. Never raises."""
+        """Stop it and clean up on all nodes. Never raises."""
         ...
 
 
 class Watch(Protocol):
-    """Looks at the ranks while they run; made by a layer above."""
+    """Checks the ranks while they run. A higher layer creates it."""
 
     def look(self, job: StartedJob) -> str | None:
-        """Why the ranks have to end, or None. Called about ten times a second; may hand signals to the job."""
+        """Return why the ranks must be ended, or None. Called about ten times a second. May send signals to the job."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RanksEnd:
-    """How the ranks of one start ended, as windlass and the launcher saw it, before it is judged."""
+    """How the ranks of one start ended, as windlass and the launcher saw it. Not yet judged."""
 
     hosts: tuple[str, ...]
     code: int
-    """Of the launcher or the first failed rank, as a shell reports it."""
+    """Exit code of the launcher or of the first failed rank, in the form that a shell reports."""
     failing: bool = False
     """A rank or the launcher failed, or windlass had to end the ranks."""
     launcher: RankFailure | None = None
-    """The first failure as the launcher reports it."""
+    """The first failure that the launcher reports."""
     stopped_by: signal.Signals | None = None
     ends: tuple[End, ...] = ()
-    """Of ranks that windlass itself started."""
+    """Ends of ranks that windlass itself started."""
     oom: frozenset[str] = frozenset()
-    """This host, where the kernel killed a process for memory meanwhile."""
+    """This host, if the kernel killed a process for memory during the run."""
     started: float
     ended: float
     remarks: tuple[str, ...] = ()
@@ -117,7 +119,7 @@ class RanksEnd:
 
 
 class _Looks:
-    """The watch of a layer above, and with it a look whether the ranks have met."""
+    """The watch of a higher layer, combined with the check whether the ranks have met."""
 
     def __init__(self, meeting: Meeting | None, watch: Watch | None) -> None:
         self._meeting = meeting
@@ -137,13 +139,15 @@ def execute(
     watch: Watch | None = None,
     last: bool = True,
 ) -> RanksEnd:
-    """Start the ranks and stay until the last one has ended. Returns how they ended. Unless this is the `last` start
-    of the run, the nodes' caches stay for the next one."""
+    """Start the ranks, wait until the last one has ended, and return how they ended.
+
+    Unless this is the `last` start of the run, the caches on the nodes are kept for the next start.
+    """
     started, killed_before = time.time(), oom_kills()
     plan, folder, view, environ = run.plan, run.folder, run.view, run.environ
     guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     job: StartedJob
-    if plan.scheduler == "none":  # elsewhere the scheduler ends what a dead windlass has left
+    if plan.scheduler == "none":  # otherwise the scheduler ends the processes of a killed windlass
         guard = guarded(f"{RUN_DIR_VARIABLE}={folder.path}", lambda: clear_up(plan, folder, facts, environ))
     if plan.launcher == "local":
         job = LocalJob(plan, folder, view, _this_host())
@@ -151,7 +155,7 @@ def execute(
         job = LauncherJob(plan, folder, view)
     on_first = plan.launcher == "local" or is_this_host(hosts[0], environ)
     meeting = Meeting(plan, folder, facts) if on_first else None
-    with guard, listening() as heard:  # to the very end: who loses patience while we clear up would get half of it
+    with guard, listening() as heard:  # until cleanup is complete: a second Ctrl-C must not interrupt it halfway
         claim_caches(plan, facts, environ)
         _place_libraries(run, facts)
         stopped_by = _run_ranks(run, job, heard, sidecar, _Looks(meeting, watch))
@@ -176,7 +180,7 @@ def execute(
 def _run_ranks(
     run: Run, job: StartedJob, heard: Heard, sidecar: Sidecar | None, looks: _Looks
 ) -> signal.Signals | None:
-    """Start the sidecar and the ranks, and end both. Returns the signal that stopped the run, if one did."""
+    """Start the sidecar and the ranks, and end both. Returns the signal that stopped the run, or None."""
     try:
         with adopt_orphans():
             try:
@@ -219,7 +223,7 @@ def _never_met(plan: Plan, facts: JobFacts) -> str:
 
 
 def clear_up(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Mapping[str, str]) -> None:
-    """What is left to do for a windlass that was killed outright."""
+    """Clean up after a windlass process that was killed with SIGKILL."""
     folder.forget_secrets()
     folder.forget_key()
     remove_caches(plan, facts, environ)
@@ -233,8 +237,11 @@ def drive(
     sidecar: Sidecar | None = None,
     watch: Watch | None = None,
 ) -> signal.Signals | None:
-    """The loop: read, show, stop. Ends when the ranks have ended, or have been killed and given up on. Returns the
-    signal that stopped the run, if one did."""
+    """Read and show output, and stop the ranks on request.
+
+    Returns when the ranks have ended, or when they were killed and did not end in time. The result is the signal that
+    stopped the run, or None.
+    """
     with selectors.DefaultSelector() as selector:
         selector.register(heard.wakeup, selectors.EVENT_READ)
         job.start(environ)
@@ -297,7 +304,7 @@ def _ask_to_stop(job: StartedJob, heard: Heard) -> None:
 
 
 def _pump(job: StartedJob, selector: selectors.BaseSelector, wakeup: int, timeout_s: float) -> None:
-    """Wait for output, a signal or the tick; hand on what came."""
+    """Wait for output, a signal or the tick, and forward what arrived."""
     for key, _ in selector.select(timeout_s):
         if key.fd == wakeup:
             with contextlib.suppress(BlockingIOError):

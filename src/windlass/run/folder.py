@@ -1,7 +1,7 @@
-"""The run folder: plan, scripts, output, where each rank was, and how it ended. One per run, closed to others.
+"""The run folder: plan, scripts, output, the node of each rank, and how it ended. One per run, private to the user.
 
-What lies in it is run with the user's rights and secrets, so nobody else may write in it: a folder that we make has
-mode 0700, and one that was there loses the write access of group and others before the first file is written.
+Windlass runs files of this folder with the user's rights and secrets, so no other user may write to it. A new folder
+has mode 0700. An existing folder loses the write access of group and others before the first file is written.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ BATCH_FILE = "batch.sh"
 COMMAND_FILE = "command.json"
 _PARTS = ("out", "where", "ends", "comm")
 _OF_ATTEMPT = ("watch", "launcher.log", "agents.log", "agents.out", "evidence", "flight", "verdict.json")
-"""What one start leaves beside the parts."""
+"""Files of one start, in addition to the parts."""
 _OTHER_PLACE = "choose another place with --run-dir"
 _log = logging.getLogger("windlass")
 
 
 class FolderUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A command that is no run, in a folder of its own beside those of runs."""
+    """A command that is not a run, with a separate folder next to the run folders."""
 
     version: int = 1
     command: str
     process: Process
     outcome: Literal["", "done", "failed"] = ""
-    """Empty: it works, or was killed."""
+    """Empty: the command still runs, or was killed."""
     why: str = ""
 
 
@@ -62,8 +62,11 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        """A name for things outside the folder that belong to this run (node-local folders): file-safe, and random, so
-        that nobody can make them before us. Folders of 0.1.0 have none of their own: theirs is made from the folder."""
+        """Return a name for objects outside the folder that belong to this run (node-local folders).
+
+        It is file-safe, and random so that no other user can create them first. Folders of 0.1.0 do not store a name:
+        theirs is derived from the folder.
+        """
         try:
             text = read_text(self.part(RUN_ID_FILE)).strip()
         except OSError:
@@ -77,7 +80,7 @@ class RunFolder:
         return self.path / name
 
     def write(self, name: str, text: str, *, mode: int = 0o600) -> Path:
-        """Write a file of the run, atomically and with its mode from the start."""
+        """Write a file of the run atomically, with its mode from the start."""
         return self.write_bytes(name, text.encode("utf-8", "surrogateescape"), mode=mode)
 
     def write_bytes(self, name: str, data: bytes, *, mode: int = 0o600) -> Path:
@@ -98,7 +101,7 @@ class RunFolder:
             self.write(SECRETS_FILE, secrets_text(hidden))
 
     def keep_to_ourselves(self) -> None:
-        """Before anything of it is run or written: `UsageError` where another user could have put it there."""
+        """Raise `UsageError` if another user could have written to the folder. Call this before using or writing it."""
         try:
             keep_to_ourselves(self.path)
         except UntrustedError as error:
@@ -109,7 +112,7 @@ class RunFolder:
             _log.warning(text, exposed)
 
     def claim(self) -> None:
-        """Take this folder for one run; of two that start into it at once, one is told so."""
+        """Claim this folder for one run. If two runs start in it at once, one of them raises an error."""
         with os_errors(f"write {self.part(PLAN_FILE)}", hint=_OTHER_PLACE):
             try:
                 create_file(self.part(PLAN_FILE))
@@ -123,29 +126,31 @@ class RunFolder:
         self.part(SECRETS_FILE).unlink(missing_ok=True)
 
     def forget_key(self) -> None:
-        """Remove what the agents were started from, which holds the job's key."""
+        """Remove the files from which the agents were started. They contain the job's key."""
         self.part(AGENT_FILE).unlink(missing_ok=True)
 
     def save_result(self, record: RunRecord) -> None:
         self.write_bytes(RESULT_FILE, record_to_json(record))
 
     def result(self) -> RunRecord | None:
-        """The record of the run, or None while it runs (or where it was killed before it could write one)."""
+        """Return the record of the run. None while it runs, or if it was killed before it could write one."""
         path = self.part(RESULT_FILE)
         return record_from_json(read_bytes(path), where=str(path)) if path.exists() else None
 
     def discard(self) -> None:
-        """Take back what was made for a run that will not be: of a folder that was there before, only that."""
+        """Remove what was created for a run that will not start. In a folder that existed before, remove only that."""
         for name in (PLAN_FILE, BATCH_FILE, RUN_ID_FILE, SECRETS_FILE, SIGNATURE_FILE):
             self.part(name).unlink(missing_ok=True)
         for path in (*map(self.part, _PARTS), self.path):
-            with contextlib.suppress(OSError):  # something of somebody else's is in it
+            with contextlib.suppress(OSError):  # the folder contains files of other origin
                 path.rmdir()
 
     @contextlib.contextmanager
     def used_by(self, command: str) -> Iterator[None]:
-        """While a command that is no run (`stage`, `tune`) works in this folder: which one, and at its end how it went,
-        so that `windlass runs` can tell."""
+        """Record which command that is not a run (`stage`, `tune`) uses this folder, and at its end the result.
+
+        `windlass runs` shows both.
+        """
         use = FolderUse(command=command, process=this_process())
         self.write_bytes(COMMAND_FILE, to_json(use))
         try:
@@ -156,14 +161,14 @@ class RunFolder:
         self.write_bytes(COMMAND_FILE, to_json(msgspec.structs.replace(use, outcome="done")))
 
     def failed(self, command: str, error: BaseException) -> None:
-        """Write down that a command failed before there was a run."""
+        """Record that a command failed before a run existed."""
         why = error.message if isinstance(error, WindlassError) else type(error).__name__
         use = FolderUse(command=command, process=this_process(), outcome="failed", why=why)
-        with contextlib.suppress(MachineError):  # what went wrong before matters more
+        with contextlib.suppress(MachineError):  # the earlier error matters more
             self.write_bytes(COMMAND_FILE, to_json(use))
 
     def use(self) -> FolderUse | None:
-        """What a command that is no run did here; None for a run."""
+        """Return what a command that is not a run did here. None for a run."""
         try:
             return from_json(read_bytes(self.part(COMMAND_FILE)), FolderUse)
         except FileNotFoundError:
@@ -177,8 +182,10 @@ class RunFolder:
 def make_folder(
     wanted: str | None, runs_dir: Path, name: str, *, state_dir: Path | None = None, now: float | None = None
 ) -> RunFolder:
-    """A new, empty run folder. With `wanted` just that path, which must not hold a run already. This user's secret in
-    `state_dir` seals it, so that later commands trust it."""
+    """Create a new, empty run folder. With `wanted`, exactly that path, which must not contain a run.
+
+    This user's secret in `state_dir` seals the folder, so that later commands trust it.
+    """
     folder = RunFolder(_new_path(wanted, runs_dir, name, now))
     if state_dir is not None:
         seal_folder(folder.path, state_dir)
@@ -208,7 +215,7 @@ def _taken(folder: str) -> UsageError:
 
 
 def folder_path(wanted: str | None, runs_dir: Path, name: str, *, now: float | None = None) -> Path:
-    """Where a run folder would be made now."""
+    """Return where a run folder would be created now."""
     if wanted is not None:
         return Path(wanted).expanduser().absolute()
     return runs_dir.expanduser().absolute() / f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}"
@@ -216,7 +223,7 @@ def folder_path(wanted: str | None, runs_dir: Path, name: str, *, now: float | N
 
 def _create(path: Path, *, exist_ok: bool) -> Path:
     action = f"make the run folder {path}"
-    with os_errors(action, hint=_OTHER_PLACE):  # a file of that name is no free place either
+    with os_errors(action, hint=_OTHER_PLACE):  # a file with that name also blocks the path
         path.parent.mkdir(parents=True, exist_ok=True)
     try:
         path.mkdir(mode=0o700, exist_ok=exist_ok)
@@ -236,14 +243,14 @@ def _create(path: Path, *, exist_ok: bool) -> Path:
 
 
 def is_run(path: str | Path) -> bool:
-    """Whether this is a run folder, or the plan in one; not just any file with a plan in it."""
+    """Return whether this is a run folder, or the plan in one. Any other file with a plan does not count."""
     given = Path(path).expanduser()
     folder = given.parent if given.name == PLAN_FILE else given
     return (folder / PLAN_FILE).exists() and all((folder / part).is_dir() for part in _PARTS)
 
 
 def open_folder(path: str | Path) -> RunFolder:
-    """An existing run folder, by its path or the path of its plan."""
+    """Open an existing run folder, by its path or the path of its plan."""
     if not is_run(path):
         raise UsageError(
             f"{path}: not a run folder (no {PLAN_FILE} in it)", hint="`windlass runs list` shows what there is"
@@ -253,13 +260,13 @@ def open_folder(path: str | Path) -> RunFolder:
 
 
 def read_plan(path: str | Path) -> Plan:
-    """The plan in a file or run folder."""
+    """Return the plan in a file or run folder."""
     file, data = read_plan_file(path)
     return plan_of(data, file)
 
 
 def read_plan_file(path: str | Path) -> tuple[Path, bytes]:
-    """The file of a plan, or the one in a run folder, and its content."""
+    """Return the plan file of this path (a file or a run folder) and its content."""
     given = Path(path).expanduser()
     file = (given / PLAN_FILE if given.is_dir() else given).absolute()
     with os_errors(f"read {file}", hint="make one with `windlass plan --json`", kind=ConfigError):
@@ -267,19 +274,19 @@ def read_plan_file(path: str | Path) -> tuple[Path, bytes]:
 
 
 def plan_of(data: bytes, file: Path) -> Plan:
-    """The plan in the content of a file."""
+    """Parse the plan in the content of a file."""
     plan = plan_from_json(data, where=str(file))
     return plan if plan.version == PLAN_VERSION else _of_now(plan)
 
 
 def _of_now(plan: Plan) -> Plan:
-    """A plan of an earlier version as one of this version. The run of windlass 0.1.0 decided the agents itself."""
+    """Convert a plan of an earlier version to this version. In windlass 0.1.0, `run` chose the agents itself."""
     agents = plan_agents(plan) if plan.version == 1 else plan.agents
     return msgspec.structs.replace(plan, version=PLAN_VERSION, agents=agents)
 
 
 def restart(folder: RunFolder) -> None:
-    """Make room for another start of the same run: what the last one left moves to `attempt-N`."""
+    """Prepare another start of the same run: move the files of the last start to `attempt-N`."""
     if not any(folder.part("out").iterdir()) and not folder.part(RESULT_FILE).exists():
         return
     for number in range(1, 10_000):

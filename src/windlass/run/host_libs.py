@@ -1,5 +1,8 @@
-"""The host's network libraries for a container, on every node: the image is looked at once, then one node step finds
-and copies what that image needs there. What went in, and why, is in `host-libs.json` of the run folder."""
+"""The host's network libraries for a container, on every node.
+
+The image is examined once. Then one node step finds and copies the libraries that this image needs. `host-libs.json` in
+the run folder lists the copied libraries and the reasons.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _PLACE_S = 300.0
 
 
 def write_injection(run: Run, facts: JobFacts) -> None:
-    """Write into the run folder what the nodes need for it. Nothing where the plan takes nothing from the host."""
+    """Write the files that the nodes need for this to the run folder. Nothing if the plan uses no host library."""
     taken = _taken(run.plan)
     if taken is None:
         return
@@ -49,8 +52,11 @@ def write_injection(run: Run, facts: JobFacts) -> None:
 
 
 def place_host_libraries(run: Run) -> None:
-    """Run the step on all nodes. Raises `MachineError` where a node has nothing that fits the image: better no start
-    than a rank that uses TCP or crashes in the loader."""
+    """Run the step on all nodes.
+
+    Raises `MachineError` if a node has no library that fits the image. It is better not to start than to have a rank
+    that uses TCP or crashes in the loader.
+    """
     if _taken(run.plan) is None:
         return
     question = Question(
@@ -81,8 +87,11 @@ def place_host_libraries(run: Run) -> None:
 
 
 def _given(run: Run) -> list[str]:
-    """Variables that the user or the site has decided: the node leaves them alone. A plugin that the user's own
-    environment names counts; FI_PROVIDER_PATH there is a module's, and means folders of the host."""
+    """Return the variables that the user or the site has set. The node does not change them.
+
+    A plugin that the user's environment names counts. FI_PROVIDER_PATH does not count: a module sets it, and it refers
+    to folders of the host.
+    """
     own = {"NCCL_NET_PLUGIN"} & run.environ.keys()
     return sorted({setting.name for setting in run.plan.environment if not setting.joins} | own)
 
@@ -92,7 +101,7 @@ def _taken(plan: Plan) -> HostLibs | None:
 
 
 def _image_facts(run: Run, facts: JobFacts) -> ImageFacts:
-    """By its files where the image is a file or a folder, else by a probe in it on one node."""
+    """Examine the image: by its files if it is a file or a folder, otherwise with a probe in it on one node."""
     container = run.plan.container
     assert container is not None
     if looked_up(container.image) and image_kind(container.image) != "edf":

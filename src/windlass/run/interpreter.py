@@ -1,6 +1,7 @@
-"""Which Python runs the user's script: what the user named or activated, the site's own, or the first in PATH.
+"""Choose the Python for the user's script: named or activated by the user, of the site, or the first in PATH.
 
-Where the ranks' environment lies and what a look at it costs. Bounded: a file system may be slow, or dead.
+Also finds the file system of the ranks' environment and measures its latency. Every check has a deadline, because a
+file system may be slow or not respond.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w{1,100})")
 
 
 def check_python(request: Request, node_local: tuple[str, ...] = ()) -> None:
-    """An interpreter that is named by its path must be here, where the ranks will run, unless it lies in one of the
-    `node_local` folders, which we cannot see from where we are."""
+    """Check that an interpreter given by its path exists here, where the ranks will run.
+
+    Paths in one of the `node_local` folders are not checked, because they are not visible from here.
+    """
     path = request.python
     if path is not None and any(is_below(path, folder) for folder in node_local):
         return
@@ -43,12 +46,12 @@ def check_python(request: Request, node_local: tuple[str, ...] = ()) -> None:
 
 
 def is_here(path: str | Path) -> bool:
-    """Whether a path exists, as far as this user may look."""
+    """Return whether a path exists, as far as this user's permissions show."""
     return os.access(path, os.F_OK)
 
 
 def activate_kind(request: Request) -> str | None:
-    """`venv` or `conda` for the environment that --activate names; `unseen` where that cannot be told from here."""
+    """Return `venv` or `conda` for the environment of --activate, or `unseen` if it is not visible from here."""
     if request.activate is None:
         return None
     folder = Path(request.activate)
@@ -58,7 +61,7 @@ def activate_kind(request: Request) -> str | None:
 
 
 def check_activate(request: Request, node_local: tuple[str, ...] = ()) -> None:
-    """The environment of --activate must be here and be one, unless it lies in one of the `node_local` folders."""
+    """Check that --activate names an environment that exists here or is in one of the `node_local` folders."""
     path = request.activate
     if path is None or activate_kind(request) != "unseen" or any(is_below(path, folder) for folder in node_local):
         return
@@ -67,9 +70,12 @@ def check_activate(request: Request, node_local: tuple[str, ...] = ()) -> None:
 
 
 def find_python(request: Request, site: Site, environ: Mapping[str, str]) -> tuple[str, str]:
-    """The interpreter for a script, and why. What the user says or has activated wins; then the Python of a module that
-    the plan loads, by its name, so that the job finds it after loading; windlass's own environment only where it has
-    what the script imports."""
+    """Return the interpreter for a script, and the reason.
+
+    The Python that the user named or activated has priority. Next is the Python of a module that the plan loads: it is
+    returned by name, so that the job finds it after loading. The environment of windlass is used only if it has the
+    modules that the script imports.
+    """
     if request.python:
         return request.python, "--python"
     if request.activate:
@@ -100,7 +106,7 @@ def find_python(request: Request, site: Site, environ: Mapping[str, str]) -> tup
 
 
 def python_module(request: Request, site: Site) -> tuple[str, str] | None:
-    """The Python of a module that the plan loads, as its name in the job, and why; None where none brings one."""
+    """Return the Python of a module that the plan loads, by its name in the job, and the reason. None without one."""
     if request.container:
         return None
     named = {name.split("/", 1)[0] for name in request.modules}
@@ -112,7 +118,7 @@ def python_module(request: Request, site: Site) -> tuple[str, str] | None:
 
 
 def missing_imports(request: Request) -> tuple[str, ...]:
-    """What the script imports and this interpreter does not have. Of a script that cannot be read: torch, if that."""
+    """Return the imports of the script that this interpreter lacks. For an unreadable script, check torch only."""
     names = script_imports(request)
     if names is None:
         names = ("torch",)
@@ -120,7 +126,7 @@ def missing_imports(request: Request) -> tuple[str, ...]:
 
 
 def missing_module_hint(plan: Plan, said: tuple[str, ...], environ: Mapping[str, str]) -> str | None:
-    """Which Python lacked the module that a rank complained of in its last lines, and which one here has it."""
+    """Return which Python lacked the module that a rank reported as missing, and which Python here has it."""
     found = next((match for line in said if (match := _NO_MODULE.search(line))), None)
     if found is None or not plan.interpreter_because:
         return None
@@ -156,7 +162,7 @@ _FILES = 12
 
 @dataclass(slots=True)
 class _Scan:
-    """What the look has found so far; one thread adds, another reads when its patience ends."""
+    """Results of the scan so far. One thread adds to them, another reads them after the deadline."""
 
     real: str = ""
     stats_s: list[float] = field(default_factory=list)
@@ -164,8 +170,11 @@ class _Scan:
 
 
 def environment_place(python: str, look: Callable[[Path, _Scan], None] | None = None) -> EnvironmentPlace | None:
-    """The place of an interpreter's environment, looked at for no longer than the deadline; None for a bare name, which
-    means something else in the job. The look goes on in a thread of its own where the file system does not answer."""
+    """Return the location of an interpreter's environment. The scan has a deadline.
+
+    Returns None for a bare name, which can mean another interpreter in the job. If the file system does not respond,
+    the scan continues in a separate thread.
+    """
     if "/" not in python:
         return None
     prefix = Path(python).parent.parent
@@ -186,12 +195,12 @@ def environment_place(python: str, look: Callable[[Path, _Scan], None] | None = 
 
 
 def _milliseconds(seconds: list[float]) -> float | None:
-    """The median. `statistics` takes longer to import than the rest of this module."""
+    """Return the median. Importing `statistics` takes longer than the rest of this module."""
     return round(1000 * sorted(seconds)[len(seconds) // 2], 3) if seconds else None
 
 
 def _look(prefix: Path, seen: _Scan) -> None:
-    """Times looking for a few files of the environment and reading the first byte of each."""
+    """Measure the time to look up a few files of the environment and to read the first byte of each."""
     try:
         seen.real = os.path.realpath(prefix)
         end = time.monotonic() + _DEADLINE_S
@@ -210,6 +219,6 @@ def _look(prefix: Path, seen: _Scan) -> None:
 
 
 def _files(prefix: Path) -> itertools.chain[Path]:
-    """Modules of its packages, in the order of the folder."""
+    """Return modules of the installed packages, in directory order."""
     folders = sorted(prefix.glob("lib/python3*/site-packages")) or sorted(prefix.glob("lib/python3*"))
     return itertools.chain.from_iterable(folder.glob("*/__init__.py") for folder in folders)

@@ -1,4 +1,4 @@
-"""Node-local caches after a run: saved where the user wants to keep them, then removed."""
+"""Node-local caches after a run: saved if the user asked for it, then removed."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ _SAVE_TIMEOUT_S = 300.0
 
 
 def local_parent(plan: Plan, facts: JobFacts, environ: Mapping[str, str]) -> Path:
-    """This run's cache folder on this node."""
+    """Return this run's cache folder on this node."""
     return Path(Template(cache_parent(plan, facts)).safe_substitute(environ))
 
 
 def may_unpack(plan: Plan, folder: RunFolder, environ: Mapping[str, str], view: OutputView) -> bool:
-    """Whether the ranks may unpack what an earlier job kept: code in it runs in the ranks, so this user must have made
-    it. Notes on the view where not."""
+    """Return whether the ranks may unpack the caches of an earlier job. Adds a note to the view if not.
+
+    Code in the caches runs in the ranks, so this user must have created them.
+    """
     archive = Path(plan.keep_caches or "/nonexistent") / KEEP_FILE
     if not plan.caches or not os.path.lexists(archive):
         return True
@@ -52,8 +54,10 @@ def may_unpack(plan: Plan, folder: RunFolder, environ: Mapping[str, str], view: 
 
 
 def claim_caches(plan: Plan, facts: JobFacts, environ: Mapping[str, str]) -> None:
-    """Make this run's folder on this node, marked with who we are, and sweep those of runs that were killed. Never
-    raises: the rank script makes what is missing, and complains."""
+    """Create this run's folder on this node with an owner mark, and remove the folders of killed runs.
+
+    Never raises: the rank script creates missing folders and reports errors.
+    """
     parent = local_parent(plan, facts, environ)
     with contextlib.suppress(OSError):
         for old in parent.parent.glob(f"windlass-{facts.uid}-*"):
@@ -67,7 +71,7 @@ def claim_caches(plan: Plan, facts: JobFacts, environ: Mapping[str, str]) -> Non
 
 
 def _owner_is_dead(folder: Path) -> bool:
-    """Provably a leftover: it is ours, and the windlass of this machine that made it is gone."""
+    """Return whether the folder is provably a leftover: it is ours, and its windlass process here is gone."""
     try:
         if folder.stat().st_uid != os.getuid():
             return False
@@ -86,10 +90,12 @@ def finish_caches(
     *,
     in_haste: bool = False,
 ) -> None:
-    """Save the first node's caches for the next job (--keep-caches), then remove them from all nodes. Where windlass
-    itself is on another node (salloc leaves people on the login node), that node saves them. Where a job is being ended
-    (`in_haste`), other nodes are asked only if there is something: each second counts, and a dying job may start
-    nothing any more. Never raises: the run has ended, and a cache is only a cache."""
+    """Save the first node's caches for the next job (--keep-caches), then remove them from all nodes.
+
+    If windlass runs on another node (after salloc, this is the login node), the first node saves them. If the job is
+    being ended (`in_haste`), other nodes are contacted only if this node had cache files: time is short, and a job that
+    is ending may not be able to start steps. Never raises: the run has ended, and a cache can be rebuilt.
+    """
     parent = local_parent(plan, facts, environ)
     if parent.is_symlink() or not plan.caches:
         return
@@ -133,8 +139,11 @@ def _remove_elsewhere(
     *,
     worth_a_word: bool,
 ) -> None:
-    """Remove the caches of the other nodes too: each rank script has made folders, and what lies in them is not known
-    here. Where there were no files on this node, a step that fails is not `worth_a_word`."""
+    """Remove the caches of the other nodes too.
+
+    Each rank script has created folders, and their content is not known here. If this node had no files, a failed step
+    is not `worth_a_word`.
+    """
     text = (
         f"rm -rf {expandable(cache_parent(plan, facts))}; w_kept={expandable(kept_folder(plan, facts))}; "
         '[ -O "$w_kept" ] && [ ! -L "$w_kept" ] && cd "$w_kept" || exit 0; '
@@ -150,7 +159,7 @@ def _remove_elsewhere(
 
 
 def _save_elsewhere(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Mapping[str, str]) -> None:
-    """The same by a step on the first node, where this is another one. A node without caches saves none."""
+    """Save the caches with a step on the first node, if this is another node. A node without caches saves nothing."""
     first = expand_hostlist(plan.hosts or "")[0]
     if is_this_host(first, environ):
         return
@@ -168,7 +177,7 @@ def _save_elsewhere(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Map
 
 
 def _exact_time(source: Path) -> Callable[[tarfile.TarInfo], tarfile.TarInfo]:
-    """A filter that keeps times to the nanosecond: build tools compare them with what they wrote down."""
+    """Return a filter that keeps times to the nanosecond. Build tools compare them with recorded times."""
 
     def exact(info: tarfile.TarInfo) -> tarfile.TarInfo:
         whole, part = divmod((source / info.name).lstat().st_mtime_ns, 10**9)
@@ -179,7 +188,7 @@ def _exact_time(source: Path) -> Callable[[tarfile.TarInfo], tarfile.TarInfo]:
 
 
 def _save(source: Path, keep: Path) -> None:
-    """One archive, replaced as a whole, so that a job which starts meanwhile reads the old one or the new one."""
+    """Write one archive and replace the old one atomically. A job that starts now reads the old or the new one."""
     if not source.is_dir():
         return
     keep.mkdir(parents=True, exist_ok=True)

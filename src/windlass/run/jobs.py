@@ -1,8 +1,8 @@
-"""The two ways to start ranks: one launcher that starts them on all nodes, or a process per rank on this machine.
+"""Two ways to start ranks: one launcher that starts them on all nodes, or one process per rank on this machine.
 
-Both are driven by `run.drive`: it asks which descriptors to watch, tells of ended children, and asks to stop.
+`run.drive` drives both. It asks which descriptors to watch, reports ended children, and asks to stop.
 
-Also the files that a launcher reads, and ending its step on every node.
+Also writes the files that a launcher reads, and ends its step on every node.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOOK_EVERY_S = 0.5
 
 
 class StartedJob(ABC):
-    """Started ranks. `done` when none runs any more; `failing` from the first sign that a rank failed."""
+    """Started ranks. `done` when none is running, `failing` from the first sign that a rank failed."""
 
     def __init__(self, plan: Plan, folder: RunFolder, view: OutputView) -> None:
         self.plan = plan
@@ -52,7 +52,7 @@ class StartedJob(ABC):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes that have come from the ranks and the launcher so far, whole lines or not."""
+        """Bytes received from the ranks and the launcher so far, including incomplete lines."""
         return sum(lines.bytes_read for lines in self.streams)
 
     @abstractmethod
@@ -60,10 +60,10 @@ class StartedJob(ABC):
 
     @abstractmethod
     def poll(self) -> None:
-        """Look whether a child ended."""
+        """Check whether a child ended."""
 
     def tail(self) -> bool:
-        """Show what daemons have written to files meanwhile; True if there was anything."""
+        """Show what daemons have written to files since the last call. True if there was anything."""
         return False
 
     @abstractmethod
@@ -71,29 +71,29 @@ class StartedJob(ABC):
 
     @abstractmethod
     def pass_on(self, sig: signal.Signals) -> None:
-        """Hand a signal on to the ranks, for what they make of it."""
+        """Forward a signal to the ranks. Each rank decides how to handle it."""
 
     @abstractmethod
     def kill(self) -> None: ...
 
     @abstractmethod
     def failure(self) -> RankFailure | None:
-        """The first rank that failed, as far as this job knows."""
+        """Return the first failed rank, as far as this job has detected it."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release files; the children have ended."""
+        """Close files. The children have ended."""
 
 
 def rank_argv(plan: Plan, folder: RunFolder) -> tuple[str, ...]:
-    """What to start: `launch.sh`, or, where there is no prologue and no launcher, the rank script itself."""
+    """Return the argv to start: `launch.sh`, or the rank script if there is neither a prologue nor a launcher."""
     if plan.launcher == "local" and not has_prologue(plan):
         return ("/bin/sh", str(folder.part("rank.sh")))
     return ("/bin/bash", str(folder.part("launch.sh")))
 
 
 class LauncherJob(StartedJob):
-    """srun, mpiexec, flux run: one child, which starts the ranks and tells of their ends."""
+    """srun, mpiexec, flux run: one child, which starts the ranks and reports their ends."""
 
     def __init__(self, plan: Plan, folder: RunFolder, view: OutputView) -> None:
         super().__init__(plan, folder, view)
@@ -116,7 +116,7 @@ class LauncherJob(StartedJob):
             self._logs = NodeLogs(folder.part("out"), self.launcher, plan.ranks_per_node)
 
     def start(self, env: Mapping[str, str]) -> None:
-        self.folder.part(SIGNAL_FILE).unlink(missing_ok=True)  # of an earlier start
+        self.folder.part(SIGNAL_FILE).unlink(missing_ok=True)  # from an earlier start
         self._env = dict(env)
         self._log = open_append(self.folder.part("launcher.log"), fresh=True)
         self._child = start_child(rank_argv(self.plan, self.folder), env=env, death=signal.SIGTERM)
@@ -144,7 +144,7 @@ class LauncherJob(StartedJob):
                 self.view.bar(rank, text)
 
     def _take(self, rank: int | None, text: str) -> None:
-        """One whole line, of a rank or of the launcher itself."""
+        """Handle one complete line, of a rank or of the launcher itself."""
         if rank is not None and self._logs and 0 <= rank < self.plan.world_size:
             self._logs.write(rank, text.encode("utf-8", "surrogateescape"))
             self.view.line(rank, text)
@@ -170,11 +170,11 @@ class LauncherJob(StartedJob):
 
     @property
     def _ends_others(self) -> bool:
-        """Whether we end the ranks when one has failed: the launcher would not, or would give them no time."""
+        """Return whether we end the ranks when one fails: the launcher would not, or would not wait for them."""
         return not self.launcher.ends_others or self.launcher.hurries
 
     def _look_for_failed_rank(self) -> None:
-        """A launcher that leaves the others running when one rank fails is told to end them; the ranks report it."""
+        """End the other ranks when one fails, if the launcher leaves them running. The ranks report the failure."""
         now = time.monotonic()
         if now - self._looked_s < _LOOK_EVERY_S:
             return
@@ -182,8 +182,8 @@ class LauncherJob(StartedJob):
         if any_failed(self.folder.path):
             self._left_s = self._left_s or now
             if self._carried and now - self._left_s < self.plan.grace_s:
-                return  # it left because it was asked to, and the others may need longer
-            self.failing = self._carried  # who was asked already, and has had the time, is asked no more
+                return  # this rank ended because we asked it to, and the others may need longer
+            self.failing = self._carried  # ranks that were asked already and had their time are not asked again
             self.ask_to_stop(signal.SIGTERM)
             self.failing = True
 
@@ -194,22 +194,26 @@ class LauncherJob(StartedJob):
         return moved
 
     def ask_to_stop(self, sig: signal.Signals) -> None:
-        """Launchers take SIGTERM as "end the ranks"; some take an interrupt only as a question. One that would not wait
-        for ranks that save hands it on instead, where all are up: before that they have nothing to save."""
+        """Ask the launcher to end the ranks.
+
+        Launchers take SIGTERM as "end the ranks". Some respond to an interrupt only with a question. If the launcher
+        would not wait for ranks that save their state, the rank scripts forward the signal instead. This needs all
+        ranks to be up, but before that they have nothing to save.
+        """
         if self._child and self.launcher.hurries and not self.failing and self._all_up():
             self._carry(signal.SIGTERM)
         elif self._child and not self._send(signal.SIGTERM):
             signal_group(self._child, signal.SIGTERM)
 
     def pass_on(self, sig: signal.Signals) -> None:
-        """srun forwards any signal to every rank; the others one that stands for it."""
+        """Forward a signal. srun forwards any signal to every rank, other launchers forward a substitute."""
         if self._child and self.launcher.carrier is not None:
             self._carry(sig)
         elif self._child and not self._send(sig):
             self._child.send_signal(sig)
 
     def _send(self, sig: signal.Signals) -> bool:
-        """By a command of its own, where the launcher has one, which nobody waits for."""
+        """Send a signal with the launcher's separate command, if it has one. Does not wait for the command."""
         assert self._child is not None
         argv = self.launcher.signal_argv(step_name(self.plan, str(self.folder.path)), sig, self._child.pid)
         if argv is None:
@@ -219,8 +223,11 @@ class LauncherJob(StartedJob):
         return True
 
     def _carry(self, sig: signal.Signals) -> None:
-        """Have the rank scripts send this signal to their ranks. Those that leave then look well to the launcher, which
-        would end the others; the codes are in the ranks' own reports."""
+        """Let the rank scripts send this signal to their ranks.
+
+        The launcher then sees ranks that exit with code 0, so it does not end the others. The real codes are in the
+        ranks' reports.
+        """
         assert self._child is not None
         assert self.launcher.carrier is not None
         self.folder.write(SIGNAL_FILE, sig.name.removeprefix("SIG") + "\n")
@@ -247,7 +254,7 @@ class LauncherJob(StartedJob):
 
 
 class LocalJob(StartedJob):
-    """One child per rank on this machine, each with a pipe of its own."""
+    """One child per rank on this machine, each with a separate pipe."""
 
     def __init__(self, plan: Plan, folder: RunFolder, view: OutputView, host: str) -> None:
         super().__init__(plan, folder, view)
@@ -307,7 +314,7 @@ class LocalJob(StartedJob):
             signal_group(self._ranks[rank], sig)
 
     def pass_on(self, sig: signal.Signals) -> None:
-        """Only to the rank itself: workers that it has started did not ask for signals."""
+        """Send the signal only to the rank process. Workers that it has started did not ask for signals."""
         for rank in self._alive:
             self._ranks[rank].send_signal(sig)
 
@@ -328,7 +335,7 @@ _KILL_TIMEOUT_S = 20.0
 
 
 def write_host_file(plan: Plan, folder: RunFolder, hosts: tuple[str, ...]) -> None:
-    """The hosts of the run, one per line, in the form that the launcher reads."""
+    """Write the hosts of the run, one per line, in the form that the launcher reads."""
     if not hosts:
         return
     spec = LaunchSpec(nodes=plan.nodes, ranks_per_node=plan.ranks_per_node)
@@ -337,7 +344,7 @@ def write_host_file(plan: Plan, folder: RunFolder, hosts: tuple[str, ...]) -> No
 
 
 def write_container_files(plan: Plan, folder: RunFolder) -> None:
-    """Files that the container runtime reads from the run folder (an EDF)."""
+    """Write the files that the container runtime reads from the run folder (an EDF)."""
     if plan.container is None:
         return
     for name, text in get_runtime(plan.container.runtime).files(wrap_spec(plan, str(folder.path))).items():
@@ -345,8 +352,7 @@ def write_container_files(plan: Plan, folder: RunFolder) -> None:
 
 
 def kill_step(plan: Plan, folder: RunFolder, environ: Mapping[str, str]) -> None:
-    """Kill on all nodes what the launcher started for this folder, where ranks do not listen to SIGTERM. Never
-    raises."""
+    """Kill what the launcher started for this folder, on all nodes, when ranks ignore SIGTERM. Never raises."""
     if plan.scheduler == "none":
         return
     scheduler = get_scheduler(plan.scheduler)

@@ -1,9 +1,9 @@
-"""Whether ranks that were to be one job ever met: told from the connections of those on the first node.
+"""Detect ranks that never connected to each other, from the connections of the ranks on the first node.
 
-Ranks that never met have each done the whole work alone, and ended well. Only what is certain is told: a script that
-names a way to train together, on a machine that can be looked at, whose ranks never held a TCP socket, at a rendezvous
-where nothing ever listened. A world without any TCP (MPI through shared memory) is one that such a script does not ask
-for, and one doubt is enough to say nothing.
+Such ranks have each done the whole work alone and ended with code 0. Only a certain case is reported: the script names
+a way to train together, the machine can be examined, its ranks never held a TCP socket, and no process ever listened at
+the rendezvous. A script that uses no TCP at all (MPI through shared memory) does not match these conditions. In case of
+doubt, nothing is reported.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Socket(NamedTuple):
     """A line of /proc/net/tcp."""
 
     ends: tuple[str, str]
-    """Local and remote address, each with its port, as the kernel writes them."""
+    """Local and remote address with port, in the kernel's format."""
     inode: str
 
     @property
@@ -49,7 +49,7 @@ class _Socket(NamedTuple):
 
 
 class Meeting:
-    """Looks now and then until there is a sign that ranks met. `never` is true where there was none to the end."""
+    """Checks at intervals until there is a sign that the ranks met. `never` is true if there was none in the run."""
 
     def __init__(self, plan: Plan, folder: RunFolder, facts: JobFacts) -> None:
         self._seats = folder.part("where")
@@ -63,7 +63,7 @@ class Meeting:
             self._doubt = self._cannot_look()
 
     def _cannot_look(self) -> bool:
-        """Remembers what an earlier run has left at this port."""
+        """Record what an earlier run has left at this port."""
         try:
             self._before = frozenset(socket.ends for socket in _connections() if self._port in socket.ports)
         except (OSError, ValueError):
@@ -82,7 +82,7 @@ class Meeting:
             self._doubt = True
 
     def never(self) -> bool:
-        """To be asked when the ranks have ended well: a connection that was closed is still seen for a minute."""
+        """Call this after the ranks ended with code 0: a closed connection stays visible for a minute."""
         if self._doubt or self._looks < _MIN_LOOKS:
             return False
         try:
@@ -91,7 +91,7 @@ class Meeting:
             return False
 
     def _sign(self) -> bool:
-        """Whether anything speaks for a meeting, by now."""
+        """Return whether there is any sign of a meeting so far."""
         pids = [seat.pid for seat in read_seats(self._seats) if seat.rank < self._ranks]
         held = {inode for pid in pids for inode in _sockets(pid)}
         self._looks += bool(pids)
@@ -102,7 +102,7 @@ class Meeting:
 
 
 def _trains_together(plan: Plan) -> bool:
-    """Whether the script itself names a way to train as one job, and none that needs no TCP."""
+    """Return whether the script names a way to train as one job, and none that works without TCP."""
     request = plan.request
     if request.kind != "script" or not request.command or INDEPENDENT in request.options:
         return False
@@ -115,7 +115,7 @@ def _trains_together(plan: Plan) -> bool:
 
 
 def _connections() -> Iterator[_Socket]:
-    """Every TCP socket of this machine, also those that were closed a while ago."""
+    """Yield every TCP socket of this machine, including those closed a short time ago."""
     for path in _NET:
         with contextlib.suppress(FileNotFoundError), open_plain(path) as stream:
             next(stream, b"")
@@ -125,7 +125,7 @@ def _connections() -> Iterator[_Socket]:
 
 
 def _sockets(pid: int) -> Iterator[str]:
-    """Inodes of the sockets that a rank holds, or what its script has started for it."""
+    """Yield the inodes of the sockets that a rank, or a process that its script started, holds open."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         children = read_text(f"/proc/{pid}/task/{pid}/children").split()
         for process in (str(pid), *children):

@@ -1,6 +1,6 @@
-"""Run a plan once: resolve the rendezvous, start the ranks, stay until they have ended, tell how.
+"""Run a plan once: resolve the rendezvous, start the ranks, wait until they have ended, and record the result.
 
-A new run: planned, in a folder of its own.
+Also creates a new run: its plan and its run folder.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from windlass.run.signals import listening
 from windlass.run.verdict import good_end, judge_once
 
 SidecarMaker = Callable[[Run, JobFacts, tuple[str, ...]], Sidecar | None]
-"""Makes what runs beside the ranks on these hosts, from a layer above; None where the plan needs nothing."""
+"""Creates the sidecar for these hosts, in a higher layer. None if the plan needs no sidecar."""
 
 
 def run_once(run: Run, make_sidecar: SidecarMaker = lambda *_: None, watch: Watch | None = None) -> RunRecord:
-    """Start a run, show its ranks, note how it ended. Returns its record, which is saved in the folder."""
+    """Start a run, show its ranks, and record how it ended. Returns the record, which is saved in the folder."""
     plan, folder = run.plan, run.folder
     try:
         if run.secrets:
@@ -39,7 +39,7 @@ def run_once(run: Run, make_sidecar: SidecarMaker = lambda *_: None, watch: Watc
         folder.forget_secrets()  # nothing has started that could need them
         raise
     sidecar = make_sidecar(run, facts, hosts)
-    with listening():  # until the record is written: a second request to stop must not cost it
+    with listening():  # until the record is written: a second request to stop must not prevent that
         end = execute(run, facts, hosts, sidecar, watch)
         judged = judge_once(run, end, facts.deadline_s)
     record = judged.record
@@ -63,8 +63,10 @@ def new_run(
     allow_login: bool = False,
     quiet: bool = False,
 ) -> Run:
-    """A run that can be started: planned, with its folder made and its plan saved there. Makes nothing where the
-    request is wrong."""
+    """Return a run that can be started: planned, with its folder created and its plan saved there.
+
+    Creates nothing if the request is invalid.
+    """
     planned = plan_to_run(request, environ, allow_login=allow_login)
     view = make_view(planned.plan)
     settings = read_settings(environ)
@@ -77,7 +79,7 @@ def new_run(
 def planned_run(
     planned: PlannedRequest, folder: RunFolder, view: OutputView, environ: Mapping[str, str], *, quiet: bool
 ) -> Run:
-    """The run of a plan that its folder holds."""
+    """Return the run of the plan in this folder."""
     return Run(
         plan=planned.plan,
         secrets=planned.secrets,

@@ -1,9 +1,9 @@
-"""Output of ranks: read from pipes or from the node's files, written to one labelled file per node, shown to a person.
+"""Output of ranks: read from pipes or from the node's files, written to one labelled file per node, and displayed.
 
-Bytes stay bytes on their way to the files; only the terminal sees them decoded. A line is a line: partial ones are held
-back until they end or the rank does. Only a progress bar is shown on a terminal while it grows.
+Files receive the bytes unchanged. Only the terminal output is decoded. Lines stay whole: a partial line is held back
+until it ends or the rank does. Only a progress bar is shown on a terminal while it grows.
 
-Progress bars of ranks whose launcher hands on whole lines alone: drawn from a copy of what they write.
+If the launcher forwards only whole lines, progress bars are drawn from a copy of what the ranks write.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def show_ranks(text: str, world_size: int, *, flag: str = "--show") -> frozenset
 
 
 class OutputView:
-    """The merged view on the terminal: lines of the chosen ranks, prefixed; windlass' own words on stderr."""
+    """The merged view on the terminal: lines of the chosen ranks with a prefix, and windlass messages on stderr."""
 
     def __init__(
         self,
@@ -51,8 +51,11 @@ class OutputView:
         foreign: bool = False,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """`foreign`: somebody else may have written the lines, which then cannot move the cursor of a terminal.
-        `environ` says whether a terminal gets colours; without it there are none."""
+        """Create a view.
+
+        `foreign`: another user may have written the lines, so they must not move the cursor of a terminal. `environ`
+        decides whether a terminal gets colours. Without it there are no colours.
+        """
         self._shown = shown
         self._out = out
         self._err = err
@@ -71,7 +74,7 @@ class OutputView:
         return rank is not None and (self._shown is None or rank in self._shown)
 
     def live_ranks(self, world_size: int) -> tuple[int, ...]:
-        """The few ranks whose lines a person wants to see while they grow: on a terminal alone."""
+        """Return the few ranks whose lines are shown while they grow. Empty if the output is not a terminal."""
         shown = range(world_size) if self._shown is None else sorted(self._shown)
         return tuple(shown) if self._tint and len(shown) <= _MAX_LIVE else ()
 
@@ -87,7 +90,7 @@ class OutputView:
         self._write(self._out, f"{self._label(rank)}{for_terminal(seen, coloured=True) if self._escapes else seen}\n")
 
     def bar(self, rank: int, text: str) -> None:
-        """A line that is not ended: on a terminal a progress bar is drawn in place, until the next line."""
+        """Show an incomplete line. On a terminal, a progress bar is drawn in place until the next line."""
         if not self._tint or "\r" not in text or not self.shows(rank):
             return
         drawn = _shown(_last_drawn(text))[: columns_of(self._out) - self._width - len("[] ") - 1]
@@ -106,11 +109,11 @@ class OutputView:
         return f"\x1b[2m{label}\x1b[0m " if self._colours else f"{label} "
 
     def show_job(self, job: object) -> bool:
-        """What the samplers have seen of the whole job, for a view that draws it; False: this one shows lines."""
+        """Show what the samplers measured for the whole job, in a view that draws it. False: this view shows lines."""
         return False
 
     def note(self, text: str) -> None:
-        """Words of windlass or of the launcher; control characters of others cannot move the cursor."""
+        """Show a message of windlass or of the launcher. Control characters in it cannot move the cursor."""
         safe = for_terminal(text, coloured=True).encode("utf-8", "replace").decode()
         self._end_bar()
         if self._err.isatty():
@@ -118,8 +121,11 @@ class OutputView:
         self._write(self._err, (painted(safe) if self._note_colours else safe) + "\n")
 
     def _write(self, stream: TextIO, text: str) -> None:
-        """A reader that went away (`| head`), a full disk behind `>` or a closed terminal do not end a run: its output
-        is in its files. Said once, and not at all to readers that wanted no more."""
+        """Write to a stream. A write error does not end the run, because the output is also in its files.
+
+        Examples: a reader that exited (`| head`), a full disk behind `>`, a closed terminal. The error is reported
+        once. It is not reported if the reader exited.
+        """
         if stream in self._broken:
             return
         try:
@@ -133,7 +139,7 @@ class OutputView:
 
 
 def _last_drawn(text: str) -> str:
-    """Of a line that was drawn over again and again what is seen in the end."""
+    """Return the last visible state of a line that was redrawn several times."""
     return text if "\r" not in text else next((piece for piece in reversed(text.split("\r")) if piece.strip()), "")
 
 
@@ -142,7 +148,7 @@ def _shown(text: str) -> str:
 
 
 def _detach(stream: TextIO) -> None:
-    """What a stream could not write stays in its buffer and would fail again when the interpreter ends."""
+    """Discard the buffer of a stream that cannot be written. It would fail again when the interpreter exits."""
     with contextlib.suppress(OSError, ValueError):
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, stream.fileno())
@@ -150,19 +156,21 @@ def _detach(stream: TextIO) -> None:
 
 
 ViewMaker = Callable[[Plan], OutputView]
-"""Makes the view of a run once its plan says how many ranks there are. Raises `UsageError` before anything is made."""
+"""Creates the view of a run from its plan (number of ranks). Raises `UsageError` before anything is created."""
 
 
 def terminal_view(show: str, out: TextIO, err: TextIO, environ: Mapping[str, str] | None = None) -> ViewMaker:
-    """Views that write the lines of the chosen ranks to `out`, and windlass' own words to `err`; in colour where
-    `environ` (NO_COLOR, TERM and so on) says so."""
+    """Create views that write the lines of the chosen ranks to `out`, and windlass messages to `err`.
+
+    The output is in colour if `environ` (NO_COLOR, TERM and so on) allows it.
+    """
     return lambda plan: OutputView(
         show_ranks(show, plan.world_size), out, err, width=len(str(plan.world_size - 1)), environ=environ
     )
 
 
 class Lines:
-    """Bytes from a descriptor, handed on as whole lines. Who wants to see a line grow gets what there is of it."""
+    """Reads bytes from a descriptor and forwards whole lines. An optional callback receives the incomplete line."""
 
     def __init__(
         self, descriptor: int, on_line: Callable[[bytes], None], on_part: Callable[[bytes], None] | None = None
@@ -174,7 +182,7 @@ class Lines:
         self.bytes_read = 0
 
     def read(self) -> bool:
-        """Read what is there. False at the end of the stream."""
+        """Read the available bytes. False at the end of the stream."""
         try:
             data = os.read(self.descriptor, _READ_BYTES)
         except BlockingIOError:
@@ -201,7 +209,7 @@ class Lines:
 
 
 class NodeLogs:
-    """One file per node, every line labelled with its rank; for launchers that do not write files themselves."""
+    """One file per node, each line labelled with its rank. For launchers that do not write files themselves."""
 
     def __init__(self, folder: Path, launcher: Launcher, ranks_per_node: int) -> None:
         self._folder = folder
@@ -211,12 +219,12 @@ class NodeLogs:
         self.lost: OSError | None = None
 
     def write(self, rank: int, line: bytes) -> None:
-        """Append one line. A full disk does not end the run: the first error is kept in `lost` and told once."""
+        """Append one line. A full disk does not end the run: the first error is kept in `lost` and reported once."""
         node = rank // self._ranks_per_node
         label = label_line(rank, "").encode()
         data = label + line + b"\n"
         try:
-            while data:  # a disk that is nearly full takes a part
+            while data:  # a disk that is nearly full accepts only a part
                 data = data[os.write(self._descriptor(node), data) :]
         except OSError as error:
             self.lost = self.lost or error
@@ -236,7 +244,7 @@ class NodeLogs:
 
 
 class Tail:
-    """Follows the nodes' files, which a launcher's daemons or windlass write, as far as the view wants them."""
+    """Follows the nodes' files, written by a launcher's daemons or by windlass, as far as the view needs them."""
 
     def __init__(self, plan: Plan, folder: Path, launcher: Launcher, view: OutputView) -> None:
         nodes = range(plan.nodes)
@@ -249,7 +257,7 @@ class Tail:
         self._readers: list[NodeLogReader] = []
 
     def poll(self) -> bool:
-        """Show what is new. True if there was anything."""
+        """Show new lines. True if there were any."""
         moved = False
         for node, path in self._paths.items():
             if node not in self._lines:
@@ -289,7 +297,7 @@ _TAIL_BYTES = 4096
 
 
 class LiveBars:
-    """Draws the unfinished last line of each of these ranks. Lines that have ended come another way."""
+    """Draws the unfinished last line of each of these ranks. Complete lines arrive by another path."""
 
     def __init__(self, folder: Path, ranks: tuple[int, ...], view: OutputView) -> None:
         self._folder = folder
@@ -297,7 +305,7 @@ class LiveBars:
         self._sizes = dict.fromkeys(ranks, 0)
 
     def poll(self) -> None:
-        """Draw what has grown. Files that are not there, or cannot be read, have no bar."""
+        """Draw what has grown. Missing or unreadable files have no bar."""
         for rank, seen in self._sizes.items():
             with contextlib.suppress(OSError), open_plain(self._folder / str(rank)) as copy:
                 size = os.fstat(copy.fileno()).st_size
