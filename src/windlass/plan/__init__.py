@@ -1,4 +1,4 @@
-"""Planning: request + site + topology + allocation become a `Plan`.
+"""Planning: make a `Plan` from request, site, topology and allocation.
 
-Pure: nothing here reads a file, a variable or a clock.
+Pure: this package reads no file, no environment variable and no clock.
 """

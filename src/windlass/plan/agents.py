@@ -1,6 +1,6 @@
-"""The agents of a plan: one small process per node beside the ranks, where something needs it. Pure.
+"""The agents of a plan: one small process per node, for requests that need it. Pure.
 
-Nothing here starts anything: `windlass.agents` does, with the node step that the plan has.
+This module starts nothing. `windlass.agents` starts the agents with the node step of the plan.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAMED = re.compile(r"\$\{(\w+)\}")
 
 
 def travelling_names(folder: str) -> tuple[str, ...]:
-    """Variables that a task needs where the launcher carries only what is named: those that `folder` is made of too."""
+    """Variables for launchers that carry only named variables. They include the variables in `folder`."""
     return tuple(dict.fromkeys((*_TRAVELLING, *_NAMED.findall(folder))))
 
 
@@ -35,9 +35,12 @@ def plan_node_step(
     host_file: str | None = None,
     devices: bool = False,
 ) -> NodeStep:
-    """One task on each node of the plan, or on these hosts, or on so many nodes of it, by the launcher that the ranks'
-    own step finds. `host_file` is a name in the run folder for launchers that read hosts from a file; without it they
-    are said as arguments. `devices`: the task looks at the ranks' devices."""
+    """Return a step with one task per node: on all nodes of the plan, on `hosts`, or on `nodes` nodes.
+
+    The step uses the launcher program of the ranks' step. `host_file` is a file name in the run folder, for launchers
+    that read hosts from a file. Without it, the hosts are passed as arguments. With `devices`, the task gets access to
+    the ranks' devices.
+    """
     if hosts is None:
         hosts = expand_hostlist(plan.hosts) if plan.hosts else ()
     spec = NodeStepSpec(
@@ -56,7 +59,7 @@ def plan_node_step(
 HOSTS_FILE = "agent-hosts"
 READY_S = 30.0
 STAGE_S = 4 * 3600.0
-"""Staging is over when the agents are up."""
+"""Deadline for agents of `windlass stage`: they are up only after staging has finished."""
 _INTERPRETER = "a Python from 3.9 on that the node has; where it has none, the one of windlass travels"
 _ASIDE = "set aside on each node: the site keeps them free for agents"
 _SPARE = "of each node, where no rank is bound"
@@ -64,7 +67,7 @@ _SHARED = "no core is to spare: agents share those of the ranks"
 
 
 def plan_agents(plan: Plan) -> AgentsPlan | None:
-    """The agents that the request of this plan needs, or None where it needs none. `plan.agents` does not matter."""
+    """The agents that the request of this plan needs, or None. `plan.agents` is ignored."""
     services = _services(plan.request)
     if not services:
         return None
@@ -82,14 +85,14 @@ def plan_agents(plan: Plan) -> AgentsPlan | None:
 
 
 def agents_step(plan: Plan) -> NodeStep:
-    """The node step that holds the agents, as the plan has it."""
+    """The node step that runs the agents, with the arguments of the plan."""
     assert plan.agents is not None
     step = _step(plan, plan.agents.services)
     return msgspec.structs.replace(step, arguments=plan.agents.launch)
 
 
 def _step(plan: Plan, services: tuple[AgentService, ...]) -> NodeStep:
-    """Samplers have to see the devices that they tell of."""
+    """The step of the agents. Samplers need access to the devices that they measure."""
     return plan_node_step(plan, "agents", host_file=HOSTS_FILE, devices="sampler" in services)
 
 
@@ -131,7 +134,10 @@ def _flags(request: Request) -> tuple[str, ...]:
 
 
 def _cpus(plan: Plan) -> tuple[tuple[int, ...], str]:
-    """CPUs for the agents and why these: those that the site sets aside, else a core that no rank is bound to."""
+    """CPUs for the agents and the reason.
+
+    The site's reserved CPUs come first, then a core that no rank is bound to.
+    """
     binding, bound = plan.binding, {cpu for rank in plan.binding.ranks for cpu in rank.cpus}
     if binding.agent_cpus:
         return binding.agent_cpus, _ASIDE

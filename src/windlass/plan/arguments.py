@@ -1,6 +1,7 @@
-"""The words of a plan: the launcher's command line, the directives of a batch script, limits. Pure.
+"""Arguments of a plan: the launcher's argv, the directives of a batch script, limits. Pure.
 
-Editing a command line that has defaults: add words, replace an option, or take a default away with `~`. Pure.
+Also applies the user's edits to a command line with defaults: add arguments, replace an option, or remove a default
+with `~`.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ from windlass.plan.shape import Shape
 
 
 def edit_arguments(defaults: tuple[Argument, ...], edits: tuple[str, ...], *, flag: str) -> tuple[Argument, ...]:
-    """`defaults` after the user's edits. `~--name` removes a default and is an error where there is none; an option
-    that is there already is replaced in its place; anything else goes to the end."""
+    """Return `defaults` after the user's edits.
+
+    `~--name` removes a default and raises `UsageError` if no default has this name. An option that already exists is
+    replaced at the same position. All other arguments are appended.
+    """
     out = list(defaults)
     origin = Origin(scope="flag", where=flag)
     for edit in edits:
@@ -49,7 +53,10 @@ def edit_arguments(defaults: tuple[Argument, ...], edits: tuple[str, ...], *, fl
 
 
 def _words(edit: str, flag: str) -> tuple[str, ...]:
-    """`-l filesystems=home:flare` is two words; `--comment=two words` and whatever is no option is one."""
+    """Split an edit into arguments.
+
+    `-l filesystems=home:flare` is two arguments. `--comment=two words` and everything that is not an option is one.
+    """
     if not edit.strip():
         raise UsageError(f"{flag} has an empty value", hint="give an option as in --name=value or '-x value'")
     if flag == "--directive" and "\n" in edit:
@@ -61,7 +68,7 @@ def _words(edit: str, flag: str) -> tuple[str, ...]:
 
 
 def _is_option(argument: Argument) -> bool:
-    """The program at the front of a command line is none: it cannot be replaced or removed."""
+    """Whether this is an option. The program at the start of a command line cannot be replaced or removed."""
     return argument.words[0].startswith("-")
 
 
@@ -81,7 +88,7 @@ def _remove(out: list[Argument], name: str, flag: str) -> None:
 _PERSONAL = frozenset(
     {"_", "PWD", "OLDPWD", "SHLVL", "TERM", "DISPLAY", "LS_COLORS", "HOSTNAME", "SSH_AUTH_SOCK", "MAIL"}
 )
-"""Variables of a login shell that mean nothing on another node."""
+"""Variables of a login shell that have no meaning on another node."""
 
 
 def launch_arguments(
@@ -134,12 +141,12 @@ def launch_arguments(
 
 
 def _host_file_in_job(context: PlanningContext, shape: Shape) -> bool:
-    """Whether the batch script writes the host file, because the launcher would not find the hosts by itself."""
+    """Whether the batch script writes the host file, because the launcher does not find the hosts itself."""
     return context.allocation is None and shape.nodes > 1 and not get_launcher(shape.launcher).finds_hosts
 
 
 def _travelling(context: PlanningContext) -> tuple[str, ...]:
-    """Names for launchers that carry only what is named: what programs are found by, and the user's own."""
+    """Variables for launchers that carry only named variables: search paths and the user's own variables."""
     always = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX")
     if context.allocation is None:
         return always
@@ -148,7 +155,7 @@ def _travelling(context: PlanningContext) -> tuple[str, ...]:
 
 
 def _overcommitted(shape: Shape, context: PlanningContext) -> bool:
-    """More ranks than CPUs: a wish that schedulers take for a mistake unless told."""
+    """Whether there are more ranks than CPUs. Schedulers reject this unless the request says that it is intended."""
     cpus = len([cpu for core in context.topology.usable_cores() for cpu in core.cpus])
     if not cpus and context.allocation:
         cpus = context.allocation.cpus_per_node or 0
@@ -156,8 +163,11 @@ def _overcommitted(shape: Shape, context: PlanningContext) -> bool:
 
 
 def _step_cpus(shape: Shape, binding: Binding, topology: Topology) -> int | None:
-    """What to say as CPUs per task. srun makes a step of just that size and then refuses masks outside of it, so with
-    masks it is said only where the ranks together use the whole node."""
+    """CPUs per task to request, or None.
+
+    srun creates a step of exactly this size and refuses masks outside of it. With masks, the number is therefore given
+    only if the ranks together use the whole node.
+    """
     each = shape.cpus_per_rank(binding)
     if each is None or not binding.by_launcher:
         return each

@@ -1,6 +1,6 @@
-"""What `--cache` adds to a plan and to the rank script: roots, and paths taken from the node's view. Pure.
+"""The parts that `--cache` adds to a plan and to the rank script: roots, and paths in the node's view. Pure.
 
-Nothing here starts anything. The agents that show the view are in the plan too, see `plan/agents.py`.
+This module starts nothing. The plan also contains the agents that serve the view, see `plan/agents.py`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ _BECAUSE = "the nodes share one reading of these folders instead of asking the s
 
 
 def plan_cache(request: Request, seen: tuple[tuple[str, str], ...], environments: tuple[str, ...]) -> CachePlan | None:
-    """The cache of a run, or None where none was asked for. `seen` are the roots with links followed, where they could
-    be looked at; `environments` are prefixes that the ranks may use."""
+    """The cache of a run, or None if the request has no `--cache`.
+
+    `seen` are the roots with symbolic links resolved, if this process could read them. `environments` are prefixes that
+    the ranks may use.
+    """
     if not request.cache:
         return None
     roots = declared_roots(seen or ((path, path) for path in request.cache))
@@ -54,7 +57,7 @@ def plan_cache(request: Request, seen: tuple[tuple[str, str], ...], environments
 
 
 def declared_roots(pairs: Iterable[tuple[str, str]], said: str = "--cache") -> tuple[CacheRoot, ...]:
-    """Roots without those that lie inside another one. The whole file system is not a root."""
+    """Return the roots without those inside another root. Raises `UsageError` for the whole file system."""
     kept: list[CacheRoot] = []
     for path, real in sorted(pairs):
         if path == "/" or real == "/":
@@ -67,7 +70,7 @@ def declared_roots(pairs: Iterable[tuple[str, str]], said: str = "--cache") -> t
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Whether a path is a folder or in it; nothing is in a folder without a name."""
+    """Whether `path` is `folder` or is inside it. No path is inside a folder with an empty name."""
     return bool(folder) and (path == folder or path.startswith(folder.rstrip("/") + "/"))
 
 
@@ -75,12 +78,14 @@ def below_roots(path: str, roots: tuple[CacheRoot, ...]) -> bool:
     return any(is_below(path, root.path) or is_below(path, root.real) for root in roots)
 
 
-# Places on the node
+# Paths on the node
 
 
 def agents_folder(plan: Plan, uid: int | str, run_id: str) -> str:
-    """Folder of a run's agents on each node; `${NAME}` in the site's root is expanded there. Nobody can guess the run's
-    name and be there first."""
+    """Directory of a run's agents on each node. `${NAME}` in the site's root is expanded there.
+
+    Another user cannot guess the run's name and create the directory first.
+    """
     return f"{plan.cache_root.rstrip('/')}/windlass-{uid}-{run_id}.agents"
 
 
@@ -88,8 +93,10 @@ def agents_folder(plan: Plan, uid: int | str, run_id: str) -> str:
 
 
 def view_folder_lines(plan: Plan, uid: int, run_id: str) -> list[str]:
-    """What `{view}` stands for: the folder of this node's view, nothing in a container, where the view has the place of
-    the folders themselves."""
+    """Lines that set the value of `{view}`: the directory of this node's view.
+
+    The value is empty in a container, because the view is mounted at the paths of the roots there.
+    """
     if plan.cache is None or not plan.cache.variables:
         return ["w_view="] if plan.cache is not None else []
     return [f"w_view={_state(plan, uid, run_id)}/view"]
@@ -100,7 +107,7 @@ def _state(plan: Plan, uid: int, run_id: str) -> str:
 
 
 def view_lines(plan: Plan, uid: int, run_id: str) -> list[str]:
-    """Variables of the rank: paths below the roots become paths in this node's view."""
+    """Lines that replace paths below the roots with paths in this node's view, in variables of the rank."""
     cache = plan.cache
     if cache is None:
         return []
@@ -137,7 +144,7 @@ def _front_line(at: int, prefix: str) -> str:
 
 
 def command_lines(plan: Plan) -> list[str]:
-    """The command's own path (and that of a Python script) through the view. Arguments stay as they are."""
+    """Lines that take the command (and a Python script) from the view. Its arguments do not change."""
     cache = plan.cache
     if cache is None or not cache.variables:
         return []
@@ -158,7 +165,7 @@ def command_lines(plan: Plan) -> list[str]:
 
 
 def with_view(container: ContainerPlan | None, cache: CachePlan | None) -> ContainerPlan | None:
-    """The container with the view in the place of each root: inside, paths are what they always were."""
+    """The container with the view mounted at each root, so that paths inside the container do not change."""
     if container is None or cache is None:
         return container
     runtime = get_runtime(container.runtime)
@@ -172,7 +179,7 @@ def with_view(container: ContainerPlan | None, cache: CachePlan | None) -> Conta
             source="${" + VIEW_VARIABLE + "}" + root.path,
             target=root.path,
             because="inside the container the cache stands where the folder itself would be",
-            origin=FLAG,  # no read-only bind, which not every runtime has: the view itself is
+            origin=FLAG,  # not a read-only bind, which some runtimes lack: the view itself is read-only
         )
         for root in cache.roots
     )

@@ -1,4 +1,4 @@
-"""The user's words as the command that each rank runs. Pure, except that the caller says which interpreter there is."""
+"""Build the command that each rank runs from the user's arguments. Pure: the caller passes the interpreter."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ONE_NODE = re.compile(r"--nnodes?=1(?::1)?\Z")
 
 
 def rank_command(request: Request, python: str) -> tuple[str, ...]:
-    """The words that a rank executes: the interpreter in front of a script or module, a command as it is."""
+    """The argv of a rank: a script or module with the interpreter in front, or the command unchanged."""
     if request.kind == "script":
         return (python, *request.command)
     if request.kind == "module":
@@ -41,7 +41,7 @@ def rank_command(request: Request, python: str) -> tuple[str, ...]:
 
 
 def nested_launcher(command: tuple[str, ...]) -> str | None:
-    """The launcher that this command would start inside every rank, if it is one."""
+    """The launcher that this command would start inside every rank, or None."""
     words = list(command)
     while words and (PurePath(words[0]).name in {"env", "nohup", "exec"} or "=" in words[0].partition("/")[0]):
         words.pop(0)
@@ -56,10 +56,11 @@ def nested_launcher(command: tuple[str, ...]) -> str | None:
 
 
 def refuse_nested_launcher(command: tuple[str, ...], nodes: int, ranks_per_node: int) -> str | None:
-    """Refuse a launcher inside several ranks of a node; for one rank per node return a remark instead.
+    """Refuse a launcher inside several ranks of a node. For one rank per node, return a remark instead.
 
-    Each of the R ranks would start R workers of its own, all on the same port: the most common way to hang a job. On
-    several nodes a torchrun that is not told of them makes a world of its own on each, and every one reports success.
+    Each of the R ranks would start R workers, all on the same port. This is the most common way to hang a job. On
+    several nodes, a torchrun without node arguments creates a separate world on each node, and each of them reports
+    success.
     """
     name = nested_launcher(command)
     if name is None:
@@ -79,7 +80,7 @@ def refuse_nested_launcher(command: tuple[str, ...], nodes: int, ranks_per_node:
 
 
 def _torchrun_words(name: str, flag: str) -> str:
-    """How to write torchrun so that the nodes form one world; any other launcher needs only the flag."""
+    """The arguments with which torchrun forms one world. Other launchers need only the flag."""
     if name not in _TORCHRUN:
         return flag
     words = "torchrun --nnodes={nodes} --node-rank={node_rank} --nproc-per-node=N"
@@ -87,7 +88,7 @@ def _torchrun_words(name: str, flag: str) -> str:
 
 
 def _knows_other_nodes(command: tuple[str, ...]) -> bool:
-    """Whether torchrun's own words name more than one node."""
+    """Whether torchrun's arguments name more than one node."""
     if "--standalone" in command or any(_ONE_NODE.match(word) for word in command):
         return False
     at = next((index for index, word in enumerate(command) if _NODES_OPTION.match(word)), None)

@@ -1,4 +1,4 @@
-"""Why is this there? Everything that the plan and the catalog know about one name. Pure."""
+"""Explain a name: find it in the plan and in the catalog. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from windlass.plan.show import argument_text, setting_line
 
 
 class Occurrence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One place where a name occurs: in the plan, or in the catalog under a condition that does not hold here."""
+    """One occurrence of a name: in the plan, or in the catalog under a condition that does not hold here."""
 
     where: str
     text: str
@@ -29,7 +29,7 @@ class Occurrence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     source: str
     active: bool
     replaced: bool = False
-    """It would be in the plan, had the user not asked for something else."""
+    """The plan would contain it if the user had not asked for something different."""
     when: str = ""
     note: str = ""
 
@@ -37,10 +37,11 @@ class Occurrence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def find_name(
     name: str, plan: Plan, site: Site, *, default: Plan | None = None, others: Iterable[Site] = ()
 ) -> tuple[Occurrence, ...]:
-    """All occurrences. The active ones come first, then those of the `default` plan that the user's options replaced.
-    `others` are searched where this site does not have the name.
+    """Return all occurrences of a name.
 
-    Raises `UsageError` with the nearest name where no site has it."""
+    The active ones come first, then those of the `default` plan that the user's options replaced. `others` are searched
+    if this site does not have the name.
+    """
     active = _in_plan(name, plan)
     replaced = _replaced(active, _in_plan(name, default)) if default is not None else []
     texts = {occurrence.text for occurrence in replaced}
@@ -66,7 +67,7 @@ def _replaced(active: list[Occurrence], before: list[Occurrence]) -> list[Occurr
 
 
 def _elsewhere(name: str, plan: Plan, others: Iterable[Site]) -> list[Occurrence]:
-    """What the rest of the catalog has of a name: each fact once, those of most machines first."""
+    """Occurrences in the rest of the catalog: each fact once, those of most machines first."""
     sites: dict[Occurrence, list[str]] = {}
     for site in others:
         for occurrence in _in_catalog(name, plan, site):
@@ -123,14 +124,14 @@ def _in_plan(name: str, plan: Plan) -> list[Occurrence]:
 def _active(
     where: str, text: str, of: Setting | Argument | AgentsPlan | Mount, *, note: str = "", when: str = ""
 ) -> Occurrence:
-    """A part of the plan, with its own reason and source."""
+    """A part of the plan, with its reason and source."""
     return Occurrence(
         where=where, text=text, because=of.because, source=of.origin.text(), active=True, note=note, when=when
     )
 
 
 def _of_ranks(name: str, plan: Plan) -> Iterator[tuple[str, str, str, str]]:
-    """What the rank script exports by itself: place, text, reason and note."""
+    """Variables that the rank script always exports: place, text, reason and note."""
     for variable in RANK_VARIABLES:
         if variable.name == name:
             note = plan.rendezvous.because if name in {"MASTER_ADDR", "MASTER_PORT"} else ""
@@ -140,7 +141,7 @@ def _of_ranks(name: str, plan: Plan) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _in_catalog(name: str, plan: Plan, site: Site) -> list[Occurrence]:
-    """Catalog entries for this name that are not in the plan, with the condition that would bring them in."""
+    """Catalog entries for this name that are not in the plan, with the condition that would add them."""
     inside = plan.container.settings if plan.container else ()
     present = {(s.value, s.because) for s in (*plan.environment, *inside) if s.name == name}
     out: list[Occurrence] = []
@@ -191,7 +192,7 @@ def _in_catalog(name: str, plan: Plan, site: Site) -> list[Occurrence]:
 
 
 def _settings_of(site: Site) -> Iterator[tuple[str, SettingSpec]]:
-    """Every variable of the site, with what must be asked for besides its own condition."""
+    """Every variable of the site, with the option that it needs in addition to its own condition."""
     for spec in site.file.settings:
         yield "", spec
     for preset in site.file.binding.presets:

@@ -21,17 +21,20 @@ _OPTIONS = {
     "hang_after_s": "--hang-after",
     "grace_s": "--grace",
 }
-"""Fields of a request that have another name than their option."""
+"""Fields of a request whose name differs from their option."""
 
 
 def refuse_forbidden(said: Iterable[tuple[str, str]], rules: tuple[ForbiddenOption, ...]) -> None:
-    """Raise `UsageError` with the centre's reason for the first option, a name and a value, that a rule names."""
+    """Raise `UsageError` with the centre's reason for the first option that a rule names.
+
+    `said` are the options with their values.
+    """
     for name, value in said if rules else ():
         spelled = {name, f"{name}={value}", f"{name} {value}"}
         key, equals, _ = value.partition("=")
         spelled |= {f"{name}={key}", f"{name} {key}"} if equals else set()
         for rule in rules:
-            for option in spelled & set(rule.options):  # as the rule spells it: a value may be a secret
+            for option in spelled & set(rule.options):  # the rule's spelling: a value may be a secret
                 raise UsageError(f"{option} is forbidden at this centre: {rule.because}", hint=f"leave out {name}")
 
 
@@ -44,7 +47,7 @@ def request_options(request: Request) -> Iterator[tuple[str, str]]:
 
 
 def users_arguments(arguments: Iterable[Argument]) -> Iterator[tuple[str, str]]:
-    """The arguments for the scheduler or launcher that the user's options and files ask for."""
+    """The scheduler and launcher arguments that come from the user's options and files."""
     for argument in arguments:
         if argument.origin.scope in ("user", "environment", "flag"):
             name, _, value = argument.words[0].partition("=")

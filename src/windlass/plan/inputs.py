@@ -1,4 +1,4 @@
-"""What goes into planning beside the request, and what comes out beside the plan."""
+"""The inputs of planning in addition to the request, and the secrets that the plan hides."""
 
 from __future__ import annotations
 
@@ -16,85 +16,85 @@ from windlass.sites.detect import Detection
 
 
 class EnvironmentPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the ranks' environment lies, and what a short look at some of its files cost from here."""
+    """The path of the ranks' environment, and how long some file operations on it take from here."""
 
     path: str
     file_system: str
-    """As the kernel calls it: `lustre`, `nfs4`."""
+    """The kernel's name: `lustre`, `nfs4`."""
     shared: bool
-    """Other nodes read it through the same servers."""
+    """Other nodes read it from the same servers."""
     stat_ms: float | None = None
     open_ms: float | None = None
-    """Median of looking for a file, and of opening it and reading a byte; None where nothing was looked at."""
+    """Median time of a stat (above), and of opening a file and reading a byte. None if not measured."""
     answered: bool = True
-    """False: it did not answer as long as we waited."""
+    """False: the file system did not answer before the timeout."""
 
 
 class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What planning needs to know beside the request; gathered at the edge."""
+    """The facts that planning needs in addition to the request. The caller gathers them."""
 
     site: Site
     topology: Topology
     allocation: Allocation | None = None
     offers: tuple[PartitionOffer, ...] = ()
-    """What the scheduler says of its partitions, where the catalog has no node and the job's own cannot be seen."""
+    """The scheduler's partitions, if the catalog has no node and the job's nodes are not visible."""
     queues: tuple[QueueSpec, ...] = ()
-    """Limits of the partitions, and ..."""
+    """Limits of the partitions from the scheduler, if the site's file has no table of queues."""
     accounts: tuple[str, ...] = ()
-    """... accounts of the user, as the scheduler says them, where the site's file has no table of queues."""
+    """Accounts of the user from the scheduler, if the site's file has no table of queues."""
     seen_paths: SeenPaths | None = None
-    """Paths that a container needs, looked for where this process is on a node that will run ranks."""
+    """Paths that a container needs, checked if this process is on a node that will run ranks."""
     users_environment: Mapping[str, str] = {}
-    """Variables that are the user's own will (see environment.modules.users_variables)."""
+    """Variables that the user set (see environment.modules.users_variables)."""
     python: str = "python3"
     python_because: str = "found first in PATH"
     imports: frozenset[str] = frozenset()
-    """Top-level packages that the script and the modules in its folder import."""
+    """Top-level packages that the script and the modules in its directory import."""
     trains_alone: bool = False
     """The script trains with torch and certainly joins no process group."""
     place: EnvironmentPlace | None = None
-    """Where the environment of that Python lies, looked at where many nodes may read it."""
+    """Where the environment of that Python is, measured if many nodes may read it."""
     activate_kind: str | None = None
-    """`venv` or `conda`, where the request says --activate; `unseen` where only the nodes have the folder."""
+    """`venv` or `conda` for --activate. `unseen` if the directory exists only on the nodes."""
     cache_roots: tuple[tuple[str, str], ...] = ()
-    """Roots of --cache as they were said and with links followed, where they could be looked at."""
+    """Roots of --cache as given and with symbolic links resolved, if this process could read them."""
     cache_environments: tuple[str, ...] = ()
     """Prefixes of environments that the ranks may use."""
     bad_hosts: tuple[str, ...] = ()
-    """Nodes of this site that failed lately, and those of the centre's list (see run.bad_nodes)."""
+    """Nodes of this site that failed recently, and those of the centre's list (see run.bad_nodes)."""
     forbidden: tuple[ForbiddenOption, ...] = ()
-    """What the computing centre refuses here."""
+    """Options that the computing centre forbids here."""
     busy_hosts: tuple[str, ...] = ()
-    """Nodes of the allocation on which something runs already, where a part of it is asked for."""
+    """Nodes of the allocation that already run something, if the request asks for a part of the allocation."""
     on_node: bool = False
     """This process is on a node that will run ranks."""
     taken_ports: tuple[int, ...] = ()
-    """Ports in use on the first node, where that is not this one."""
+    """Ports in use on the first node, if that is not this node."""
     detection: Detection | None = None
-    """How the site was found, where nobody named it."""
+    """How the site was detected, if the user did not name it."""
     remarks: tuple[Finding, ...] = ()
-    """What was noticed while the context was gathered."""
+    """Findings from gathering the context."""
 
     @property
     def avoided_hosts(self) -> tuple[str, ...]:
-        """Nodes of the allocation that are taken only where there are no others."""
+        """Nodes of the allocation that are used only if no others are left."""
         return (*self.busy_hosts, *self.bad_hosts)
 
 
 class Secrets(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plan hides: words of the command by position, variables by name. For a 0600 file."""
+    """The secrets that the plan hides: command arguments by position, variables by name. For a 0600 file."""
 
     words: dict[int, str] = {}
     env: dict[str, str] = {}
     filled_from: int | None = None
-    """From this word of the command on, placeholders are filled in; None: nowhere."""
+    """Placeholders are filled in from this command argument on. None: in no argument."""
 
     def __bool__(self) -> bool:
         return bool(self.words or self.env)
 
 
 def container_request(request: Request, image: str, command: tuple[str, ...] = ()) -> ContainerRequest:
-    """What a request asks of its container: the image and the folders that its command names."""
+    """The container part of a request: the image and the directories that its command names."""
     needs: list[tuple[str, str]] = []
     if request.kind == "script" and request.command[0].startswith("/"):
         needs.append((request.command[0].rpartition("/")[0] or "/", "the script's folder"))
@@ -113,7 +113,7 @@ def container_request(request: Request, image: str, command: tuple[str, ...] = (
 
 
 def container_site(site: Site) -> ContainerSite:
-    """What a site says of containers."""
+    """The container part of a site."""
     return ContainerSite(
         specs=site.file.containers,
         storage=site.file.storage,

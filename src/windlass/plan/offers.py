@@ -1,7 +1,7 @@
-"""Which nodes of a cluster that no file describes a job is planned for, from what its scheduler offers. Pure.
+"""Choose nodes for a job on a cluster without a site file, from the scheduler's partitions. Pure.
 
-Types of GPUs are different devices, and nodes of a partition may differ. Where the request does not say which are
-meant, the error names the options that would.
+Different GPU types are different devices, and nodes of a partition may differ. If the request is ambiguous, the error
+names the options that select one kind.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ _OVERCOMMIT = {"--overcommit", "-O", "--oversubscribe", "-s"}
 def choose_offer(
     request: Request, site: Site, offers: Sequence[PartitionOffer], queues: Sequence[QueueSpec] = ()
 ) -> PartitionOffer | None:
-    """The job's partition with the kinds of nodes that the request may get, all with devices of one type. None where
-    the scheduler says nothing of it. Raises `UsageError` where the request leaves open what is meant."""
+    """The job's partition with the kinds of nodes that the request may get, all with devices of one type.
+
+    None if the scheduler reports nothing about the partition. Raises `UsageError` if the request is ambiguous.
+    """
     name = request.partition or site.file.scheduler.default_partition
     offer = _partition(name, offers) if name else _default(offers, queues)
     if name is None and request.gpus_per_node != 0 and (offer is None or not offer.gpus_per_node):
@@ -66,7 +68,7 @@ def check_size(offer: PartitionOffer, nodes: int, ranks_per_node: int, request: 
 def check_limits(
     request: Request, site: Site, queues: Sequence[QueueSpec], accounts: Sequence[str], nodes: int
 ) -> None:
-    """Raise `UsageError` where the scheduler's own limits or associations do not allow the job."""
+    """Raise `UsageError` if the scheduler's own limits or associations do not allow the job."""
     check_queue(request, queues, nodes, site.file.scheduler.default_partition)
     if request.account and accounts and request.account not in accounts:
         close = nearest(request.account, accounts)
@@ -78,7 +80,7 @@ def check_limits(
 
 
 def refuse_planned_directives(directives: Iterable[str]) -> None:
-    """Raise `UsageError` for a directive that changes nodes, ranks or devices behind the plan's back."""
+    """Raise `UsageError` for a directive that would change nodes, ranks or devices of the plan."""
     for directive in directives:
         found = _PLANNED.match(directive)
         if found is None or (found["name"] == "--gres" and not found["value"].startswith("gpu")):
@@ -99,7 +101,7 @@ def _default(offers: Sequence[PartitionOffer], queues: Sequence[QueueSpec]) -> P
 
 def _partition(name: str, offers: Sequence[PartitionOffer]) -> PartitionOffer | None:
     by_name = {offer.name: offer for offer in offers}
-    if name not in by_name and "" not in by_name:  # where nodes belong to no queue, others may have that name
+    if name not in by_name and "" not in by_name:  # if nodes belong to no queue, others may have that name
         refuse_slip(name, tuple(by_name))
     return by_name.get(name, by_name.get(""))
 
@@ -114,14 +116,14 @@ def _ask_for_partition(offer: PartitionOffer | None, offers: Iterable[PartitionO
 
 
 def _kinds_text(kinds: Iterable[NodeOffer]) -> str:
-    """As in `8 nodes with 4 a100`."""
+    """Text such as `8 nodes with 4 a100`."""
     return ", ".join(
         f"{counted(kind.nodes, 'node')} with {count} {name or 'GPUs'}" for kind in kinds for name, count in kind.gpus
     )
 
 
 def _with_features(request: Request, offer: PartitionOffer) -> tuple[NodeOffer, ...]:
-    """The kinds of nodes that have the features of --directive --constraint; all where it is not a plain list."""
+    """The kinds of nodes with the features of --directive --constraint, or all if it is not a plain list."""
     found = [match[1] for directive in request.directives if (match := _CONSTRAINT.fullmatch(directive))]
     wanted = {feature for text in found for feature in re.split("[&,]", text)}
     kinds = tuple(kind for kind in offer.kinds if wanted <= set(kind.features))
@@ -160,7 +162,7 @@ def _of_one_type(request: Request, offer: PartitionOffer, kinds: tuple[NodeOffer
 
 
 def _choices(request: Request, kinds: Sequence[NodeOffer]) -> Iterable[str]:
-    """The options that name each kind of device: its type, else a feature that only its nodes have."""
+    """The options that select each kind of device: its type, or a feature that only its nodes have."""
     for kind in kinds:
         others = {feature for other in kinds if other is not kind for feature in other.features}
         own = next((feature for feature in kind.features if feature not in others), None)

@@ -1,7 +1,7 @@
-"""Planning: request + site + topology + allocation, decided. Pure: the same inputs give the same plan anywhere.
+"""Planning: decide everything from request, site, topology and allocation. Pure: same inputs, same plan.
 
-Reads top to bottom: what runs where (`_shape`), where each rank sits (`_binding`), what surrounds the command
-(container, environment), and the words for launcher and scheduler. Every decision carries its reason.
+The order is: nodes and ranks (`_shape`), the placement of each rank (`_binding`), container and environment, then the
+arguments for launcher and scheduler. Every decision has its reason.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from windlass.sites.topology.binding_request import binding_request_from_site
 
 
 def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets]:
-    """Decide everything. Raises `UsageError` for a request that cannot be, before anything has been started."""
+    """Make the whole plan. Raises `UsageError` for an invalid request, before anything has been started."""
     site = context.site
     shape = decide_shape(request, context)
     check_profile(request, shape.nodes * shape.ranks_per_node)
@@ -147,7 +147,7 @@ def _binding(request: Request, site: Site, topology: Topology, shape: Shape) -> 
         origin=site.origin_of("binding"),
     )
     made = bind(topology, asked)
-    if asked.agent_cpus and not any(rank.cpus for rank in made.ranks):  # none is to spare: agents share the ranks'
+    if asked.agent_cpus and not any(rank.cpus for rank in made.ranks):  # no core is free: agents share the ranks' cores
         made = bind(topology, replace(asked, agent_cpus=()))
     launcher = get_launcher(shape.launcher)
     if made.variable and not launcher.takes_binding_words:
@@ -162,7 +162,10 @@ def _binding(request: Request, site: Site, topology: Topology, shape: Shape) -> 
 
 
 def _cpu_bind(request: Request, site: Site, shape: Shape) -> str:
-    """What the user said; with `auto` and a module that they named and that binds as many ranks, what that says."""
+    """The user's `--cpu-bind`.
+
+    With `auto`, it is the binding of a module that the user named, if the module binds the same number of ranks.
+    """
     if request.cpu_bind != "auto" or not get_launcher(shape.launcher).takes_binding_words:
         return request.cpu_bind
     named = {name.split("/", 1)[0] for name in request.modules}
@@ -174,14 +177,17 @@ def _cpu_bind(request: Request, site: Site, shape: Shape) -> str:
 
 
 def _left_to_launcher(made: Binding) -> Binding:
-    """Parts of nodes: each may have given us other cores than are seen here, so one list cannot fit them all."""
+    """Leave the binding to the launcher.
+
+    The job has parts of nodes. Each node may have assigned other cores than this one, so one list cannot fit all nodes.
+    """
     ranks = tuple(msgspec.structs.replace(rank, cpus=(), nic=None) for rank in made.ranks)
     because = "the job has parts of its nodes, not the same cores on each: the launcher divides what there is"
     return msgspec.structs.replace(made, ranks=ranks, because=because, by_launcher=True)
 
 
 def _facts_before_modules(request: Request, shape: Shape, binding: Binding, site: Site) -> Facts:
-    """What conditions may depend on before the modules are chosen: the conditions of modules are decided with it."""
+    """Facts for conditions before the modules are chosen. The conditions of modules use these facts."""
     image = request.container
     return Facts(
         nodes=shape.nodes,
@@ -198,7 +204,7 @@ def _facts_before_modules(request: Request, shape: Shape, binding: Binding, site
 
 
 def _check_options(request: Request, site: Site) -> None:
-    """A remedy that the site does not have is a mistake, not something to pass over in silence."""
+    """Raise `UsageError` for an option that the site does not have, because ignoring it would hide a mistake."""
     known = {s.when.option for s in site.file.settings} | {a.when.option for a in site.file.scheduler.directives}
     known |= {a.when.option for a in site.file.launcher.arguments} | {m.when.option for m in site.file.modules}
     names = sorted(name for name in known if name)
@@ -271,7 +277,7 @@ def _rendezvous(request: Request, site: Site) -> Rendezvous:
 
 
 def _masked_request(request: Request) -> Request:
-    """The request as the plan may show it: no secret in the command, in --env or in arguments for others."""
+    """The request without secrets in the command, in --env or in arguments for launcher and scheduler."""
     env = tuple((name, MASK if is_secret(name, value) else value) for name, value in request.env)
     return msgspec.structs.replace(
         request,

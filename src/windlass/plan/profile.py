@@ -1,6 +1,7 @@
-"""Profiling a few ranks: which command goes in front of theirs, or what the start-up hook is told. Pure.
+"""Profile a few ranks: the command in front of theirs, or the settings of the start-up hook. Pure.
 
-Profiling every rank of a large job costs too much and shows the same everywhere, so the ranks are chosen.
+Profiling every rank of a large job costs too much and gives the same result everywhere. Therefore the user chooses
+ranks.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from windlass.model.request import Request
 
 PROFILE_FOLDER = "profile"
 PROFILE_VARIABLE = "WINDLASS_PROFILE"
-"""Tells the start-up hook of a rank: steps, and the folder for what it saw."""
+"""Settings for the start-up hook of a rank: steps, and the directory for its results."""
 _BASE = f'"$WINDLASS_RUN_DIR/{PROFILE_FOLDER}/rank-$w_rank"'
 _COMMANDS = {
     "nsys": f"nsys profile --trace=cuda,nvtx,osrt --sample=none --force-overwrite=true --output={_BASE}",
@@ -24,7 +25,7 @@ PROFILERS = ("torch", *_COMMANDS)
 
 
 def check_profile(request: Request, world_size: int) -> None:
-    """Refuse what cannot be: an unknown profiler, ranks that there will not be."""
+    """Raise `UsageError` for an unknown profiler or for ranks that the run does not have."""
     if request.profile is None:
         return
     if request.profile not in PROFILERS:
@@ -42,7 +43,7 @@ def profiled_ranks(request: Request) -> tuple[int, ...]:
 
 
 def profile_lines(plan: Plan) -> list[str]:
-    """Lines of the rank script that stand after the command's words, before a container is put around them."""
+    """Lines of the rank script after the command is set and before the container wraps it."""
     request = plan.request
     if request.profile is None:
         return []

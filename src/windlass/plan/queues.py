@@ -1,7 +1,7 @@
-"""Which partition, queue or QOS a job goes to, checked against the site's table of limits. Pure.
+"""Choose the partition, queue or QOS of a job and check it against the site's table of limits. Pure.
 
-A scheduler says after minutes, or never, that a job does not fit its queue. The table is in the site's file; here it is
-read before anything is submitted: what must fail is an error, what may fail is a remark.
+A scheduler reports after minutes, or never, that a job does not fit its queue. The table is in the site's file and is
+checked before a job is submitted. A job that must fail is an error. A job that may fail gets a remark.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHORT_S = 3600
 
 
 class QueueChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What the job names; None leaves it to the scheduler."""
+    """The queue that the job names. None leaves the choice to the scheduler."""
 
     partition: str | None
     qos: str | None
@@ -29,8 +29,11 @@ class QueueChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_queue(request: Request, site: Site, nodes: int) -> QueueChoice:
-    """The queue of a job of this many nodes. A queue that the user named is checked, else one that fits is chosen:
-    the default, else the first of the table. Raises `UsageError` for a job that no scheduler would take there."""
+    """The queue for a job with this many nodes.
+
+    A queue that the user named is checked. Otherwise a queue that fits is chosen: the default, or the first of the
+    table. Raises `UsageError` for a job that no scheduler would accept there.
+    """
     default = site.file.scheduler.default_partition
     given = QueueChoice(partition=request.partition or default, qos=request.qos)
     table = site.file.queues
@@ -61,8 +64,11 @@ def choose_queue(request: Request, site: Site, nodes: int) -> QueueChoice:
 
 
 def check_queue(request: Request, queues: Sequence[QueueSpec], nodes: int, default: str | None) -> None:
-    """Hold a job against limits that the scheduler itself says. Raises `UsageError` for a misspelt partition, too many
-    nodes and too long a time. A partition that the scheduler does not show is left to it."""
+    """Check a job against the limits that the scheduler reports.
+
+    Raises `UsageError` for a misspelt partition, too many nodes or too long a time. A partition that the scheduler does
+    not list is not checked.
+    """
     names = [queue.name for queue in queues]
     name = request.partition or default
     queue = next((q for q in queues if q.name == name or (name is None and q.default)), None)
@@ -78,7 +84,7 @@ def check_queue(request: Request, queues: Sequence[QueueSpec], nodes: int, defau
 
 
 def refuse_slip(name: str, names: Sequence[str]) -> None:
-    """Raise `UsageError` for a partition that is almost one of these."""
+    """Raise `UsageError` for a partition name that is almost one of `names`."""
     close = nearest(name, names)
     if close and is_slip(name, close):
         raise UsageError(
@@ -94,7 +100,7 @@ def _refuse_account(queue: QueueSpec | None, account: str | None) -> None:
 
 
 def refuse_incomplete(request: Request, site: Site) -> None:
-    """Raise `UsageError` where the site's scheduler refuses a job that lacks an account or a time limit."""
+    """Raise `UsageError` if the site's scheduler refuses jobs without an account or a time limit and one is missing."""
     spec = site.file.scheduler
     if spec.account_required and not request.account:
         raise UsageError(
@@ -105,7 +111,7 @@ def refuse_incomplete(request: Request, site: Site) -> None:
 
 
 def queue_gpus(site: Site, name: str | None, gpus: int | None) -> bool:
-    """Whether this queue counts GPUs instead of nodes. Raises `UsageError` for a number that it does not give."""
+    """Whether this queue counts GPUs instead of nodes. Raises `UsageError` for a number that it does not offer."""
     queue = next((q for q in site.file.queues if q.name == name and q.kind != "qos"), None)
     if queue is None or not queue.gpus:
         return False
@@ -118,7 +124,7 @@ def queue_gpus(site: Site, name: str | None, gpus: int | None) -> bool:
 
 
 def _short(site: Site, queue: QueueSpec, nodes: int, seconds: int | None) -> tuple[Finding, ...]:
-    """A job that says no time goes where it ends soon, though another queue would let it run on."""
+    """A remark for a job without `--time` in a queue with a short limit, if another queue allows more time."""
     if seconds is not None or queue.time_max is None or parse_walltime(queue.time_max) > _SHORT_S:
         return ()
     others = (q for q in site.file.queues if q.kind == queue.kind and q.devices and not q.by_name)
@@ -130,7 +136,10 @@ def _short(site: Site, queue: QueueSpec, nodes: int, seconds: int | None) -> tup
 
 
 def _named(site: Site, name: str | None, kinds: tuple[str, ...], flag: str, remarks: list[Finding]) -> QueueSpec | None:
-    """The table's row for a name that the user gave. A name close to a known one is taken for a spelling mistake."""
+    """The table's row for a name that the user gave.
+
+    Raises `UsageError` for a name that is almost a known one.
+    """
     rows = [queue for queue in site.file.queues if queue.kind in kinds]
     if name is None or not rows:
         return None
@@ -150,7 +159,7 @@ def _named(site: Site, name: str | None, kinds: tuple[str, ...], flag: str, rema
 
 
 def is_slip(name: str, close: str) -> bool:
-    """One letter wrong, missing, too many, or two swapped; or only the case differs."""
+    """Whether one letter is wrong, missing or extra, two are swapped, or only the case differs."""
     a, b = name.lower(), close.lower()
     if a == b:
         return True
@@ -164,7 +173,10 @@ def is_slip(name: str, close: str) -> bool:
 def _checked(
     site: Site, queue: QueueSpec | None, nodes: int, seconds: int | None, *, chosen: bool = False
 ) -> list[Finding]:
-    """Nothing where the job fits; a warning where the limits are a report; else the error."""
+    """Return nothing if the job fits, and a warning if the limits are an unconfirmed report.
+
+    Otherwise raises `UsageError`.
+    """
     problem = _problem(queue, nodes, seconds) if queue else None
     if queue is None or problem is None:
         return []
@@ -178,7 +190,7 @@ def _checked(
 
 
 def _without_devices(site: Site, queue: QueueSpec) -> UsageError:
-    """The site's entry is of its accelerator nodes, and a request for devices is refused there."""
+    """The error for a queue without accelerators: the site's entry describes its accelerator nodes only."""
     others = [q.name for q in site.file.queues if q.devices and q.kind == queue.kind and not q.by_name]
     return UsageError(
         f"{site.name}: {queue.kind} {queue.name} has nodes without accelerators",
@@ -189,8 +201,10 @@ def _without_devices(site: Site, queue: QueueSpec) -> UsageError:
 def _first_that_fits(
     table: Sequence[QueueSpec], default: str | None, nodes: int, seconds: int | None, overlaid: Container[str]
 ) -> QueueSpec | None:
-    """The default where it fits, else the first of its kind that does, else a QOS for jobs of this size. A partition
-    whose nodes differ is never chosen: the plan was made for the default's nodes."""
+    """The default queue if it fits, then the first of its kind that fits, then a QOS for jobs of this size.
+
+    A partition whose nodes differ is never chosen, because the plan was made for the default's nodes.
+    """
     wanted = _default(table, default)
     if wanted is not None and _problem(wanted, nodes, seconds) is None:
         return wanted
@@ -206,7 +220,7 @@ def _default(table: Sequence[QueueSpec], default: str | None) -> QueueSpec | Non
 
 
 def _problem(queue: QueueSpec, nodes: int, seconds: int | None) -> str | None:
-    """Why this queue does not take the job, as the rest of a sentence; None where it does, as far as is known."""
+    """Why this queue refuses the job, as the rest of a sentence. None if no known limit refuses it."""
     if queue.nodes_min is not None and nodes < queue.nodes_min:
         return f"takes jobs of {queue.nodes_min} nodes or more, not {nodes}"
     if queue.nodes_max is not None and nodes > queue.nodes_max:

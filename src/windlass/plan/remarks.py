@@ -1,4 +1,4 @@
-"""What a person should know before the run: what the catalog knows of plans like this one. Pure."""
+"""Remarks for the user before the run: what the catalog contains about plans like this one. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MANY_NODES = 64
 _SLOW_LOOK_S = 5.0
 _SOME_NODES = 16
 _IMPORT_CALLS = 9_000
-"""Of `import torch` on a cold node; results/start/torch.json."""
+"""Number of calls of `import torch` on a cold node, from results/start/torch.json."""
 _LIBRARIES = {"nvidia": "NCCL", "amd": "RCCL"}
 _PLUGIN = re.compile(r"ofi|nccl|rccl", re.IGNORECASE)
 _STEERS = re.compile(
@@ -31,14 +31,14 @@ _STEERS = re.compile(
 )
 """Variables that libraries of the ranks read."""
 INDEPENDENT = "independent"
-"""Of --with, at every site: the ranks are separate programs."""
+"""An option of --with at every site: the ranks are separate programs."""
 _PATHS = frozenset({"PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "PYTHONPATH", "MODULEPATH", "PKG_CONFIG_PATH"})
 
 
 def plan_remarks(
     request: Request, context: PlanningContext, shape: Shape, facts: Facts, environment: tuple[Setting, ...]
 ) -> tuple[Finding, ...]:
-    """Every remark of the catalog and of windlass itself that this plan gives reason for."""
+    """All remarks of the catalog and of windlass that apply to this plan."""
     site = context.site
     return (
         *([Finding("site-status", "note", f"{site.name}: {site.file.status}")] if site.file.status else ()),
@@ -58,7 +58,7 @@ def plan_remarks(
 
 
 def binding_remarks(binding: Binding, topology: Topology) -> tuple[Finding, ...]:
-    """Ranks that share CPUs by a list of the user's own: their right, and mostly a slip."""
+    """Remarks on ranks that share CPUs because of the user's list. This is allowed, but usually a mistake."""
     if binding.origin.scope != "flag":
         return ()
     shared = [problem.evidence for problem in problems_of(binding, topology) if problem.kind == "overlap"]
@@ -79,7 +79,7 @@ def _trains_alone(request: Request, context: PlanningContext, shape: Shape) -> I
 
 
 def _not_carried(context: PlanningContext, shape: Shape, environment: tuple[Setting, ...]) -> Iterator[Finding]:
-    """Variables that a job of this scheduler does not get from the shell that submits it."""
+    """Variables that a job of this scheduler does not get from the submitting shell."""
     if context.allocation is not None or get_scheduler(shape.scheduler).carries_environment:
         return
     planned = {setting.name for setting in environment}
@@ -103,14 +103,14 @@ def _told_notes(site: Site, facts: Facts) -> Iterator[Finding]:
 
 
 def _preset_note(site: Site, facts: Facts) -> Iterator[Finding]:
-    """What to know of a binding that the site has a name for."""
+    """The note of the site's binding preset."""
     preset = next((p for p in site.file.binding.presets if p.name == facts.preset), None)
     if preset is not None and preset.note:
         yield Finding("preset-note", "note", f"binding {preset.name}: {preset.note}")
 
 
 def _one_device(request: Request, shape: Shape) -> Iterator[Finding]:
-    """Frameworks' examples take device LOCAL_RANK, which only the first rank of a node has then."""
+    """Frameworks' examples use device LOCAL_RANK, which exists only in the first rank of a node then."""
     if request.devices == "one" and shape.ranks_per_node > 1:
         kind = "xpu" if shape.vendor == "intel" else "cuda"
         text = (
@@ -120,7 +120,7 @@ def _one_device(request: Request, shape: Shape) -> Iterator[Finding]:
 
 
 def _modules_ranks(site: Site, facts: Facts) -> Iterator[Finding]:
-    """A module that was made for another number of ranks on a node."""
+    """A warning for a module that was made for another number of ranks per node."""
     for spec in site.file.modules:
         if spec.ranks_per_node not in {None, facts.ranks_per_node} and set(spec.load) & set(facts.modules):
             made = f"module {spec.load[-1]} is made for {spec.ranks_per_node} ranks per node"
@@ -129,9 +129,11 @@ def _modules_ranks(site: Site, facts: Facts) -> Iterator[Finding]:
 
 
 def _slow_start(request: Request, context: PlanningContext, shape: Shape) -> Iterator[Finding]:
-    """How long the ranks will wait for their imports, by what somebody measured at this site and by a look at the
-    environment from here, where nothing is done about it. The system's own modules are left out: sites keep those where
-    reading them is cheap."""
+    """A warning about slow imports, if the request does nothing against them.
+
+    It uses measurements of this site and file operations that this process timed. The system's own modules are left
+    out, because sites keep them where reading is cheap.
+    """
     if request.cache or request.container or request.kind == "command":
         return
     place, found = context.place, _file_system(context)
@@ -150,7 +152,7 @@ def _slow_start(request: Request, context: PlanningContext, shape: Shape) -> Ite
 
 
 def _measured_start(context: PlanningContext, shape: Shape, system: str) -> str:
-    """What starting from this file system took, by the catalog; empty where that is short or not known."""
+    """The catalog's start time from this file system, or "" if it is short or unknown."""
     measured = [
         r for r in context.site.file.references if r.unit == "s" and r.nodes and r.what.endswith(f"from {system}")
     ]
@@ -161,7 +163,7 @@ def _measured_start(context: PlanningContext, shape: Shape, system: str) -> str:
 
 
 def _looked_at(place: EnvironmentPlace, shape: Shape) -> str:
-    """What a look at a shared environment showed; empty where it is not worth a word: few nodes, quick answers."""
+    """The measured times of a shared environment, or "" for few nodes and short times."""
     if not place.shared or shape.nodes < 2:
         return ""
     if not place.answered:
@@ -176,7 +178,7 @@ def _looked_at(place: EnvironmentPlace, shape: Shape) -> str:
 
 
 def _needless_cache(request: Request, context: PlanningContext) -> Iterator[Finding]:
-    """Software of the machine itself behind --cache: it costs memory and gains nothing."""
+    """A note about --cache for the machine's own software: it costs memory and gains nothing."""
     for path in request.cache:
         system = next((s for s in context.site.file.storage.system if _is_below(f"{path}/", s)), None)
         if system is not None:
@@ -189,7 +191,7 @@ def _needless_cache(request: Request, context: PlanningContext) -> Iterator[Find
 
 
 def _file_system(context: PlanningContext) -> tuple[str, str] | None:
-    """The shared path below which the interpreter lies, and what it is."""
+    """The shared path that contains the interpreter, and its file system."""
     kinds = context.site.file.storage.file_systems
     return next(((p, kinds[p]) for p in sorted(kinds, key=len, reverse=True) if _is_below(context.python, p)), None)
 
@@ -207,14 +209,16 @@ def _figure(reference: ReferenceSpec, nodes: int) -> str:
 def _over_tcp(
     request: Request, context: PlanningContext, shape: Shape, facts: Facts, environment: tuple[Setting, ...]
 ) -> Iterator[Finding]:
-    """Ranks of several nodes that would talk over TCP although there is a fabric: NCCL and RCCL find no plugin for it,
-    and nothing in the plan makes them stop there."""
+    """A warning about ranks of several nodes that would use TCP although there is a fabric.
+
+    NCCL and RCCL find no plugin for the fabric, and nothing in the plan makes them stop in that case.
+    """
     fabric, library = context.site.file.fabric, _LIBRARIES.get(shape.vendor or "")
     if not fabric.plugin or library is None or shape.nodes < 2 or not shape.all_devices or request.kind == "none":
         return
     chosen = next((s for s in environment if s.name == "NCCL_NET" and not s.when.at_run_time and s.value), None)
     if chosen is not None and chosen.value != "Socket":
-        return  # it stops where the plugin is missing
+        return  # the library stops if the plugin is missing
     why = "NCCL_NET=Socket" if chosen else f"nothing in this plan brings {fabric.plugin}, {library}'s plugin for it"
     brought = any(holds(p.when, facts) and _image_fits(p, request.container) for p in fabric.plugins)
     if chosen is None and (brought or _brings_plugin(request, context)):
@@ -233,7 +237,7 @@ def _image_fits(plugin: PluginSpec, image: str | None) -> bool:
 
 
 def _brings_plugin(request: Request, context: PlanningContext) -> bool:
-    """Whether the user has seen to it: named the plugin, put a folder into the search path, or loaded a module."""
+    """Whether the user named the plugin, added a directory to the search path, or loaded a module."""
     given = (*request.env, *request.env_prepend, *request.env_append)
     if any(name in {"LD_LIBRARY_PATH", "NCCL_NET_PLUGIN", "LD_PRELOAD"} for name, _ in given):
         return True
@@ -243,7 +247,10 @@ def _brings_plugin(request: Request, context: PlanningContext) -> bool:
 
 
 def _replaced_paths(request: Request) -> Iterator[Finding]:
-    """A path variable that modules fill, replaced as a whole: libraries are then not found, far from the cause."""
+    """A warning about a path variable of modules that the user replaces completely.
+
+    Libraries are then not found, and the error does not show the cause.
+    """
     for name in dict.fromkeys(name for name, _ in request.env if name in _PATHS):
         yield Finding(
             "path-replaced",

@@ -1,6 +1,7 @@
-"""The shape of a run: how many nodes and ranks, on which scheduler and launcher, with which devices. Pure.
+"""The shape of a run: number of nodes and ranks, scheduler, launcher, devices. Pure.
 
-Contradictions between what was asked for and what there is are found here, before anything starts."""
+This module finds contradictions between the request and the machine before anything starts.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +27,12 @@ from windlass.sites.topology.binding_request import preset_for_ranks
 
 VISIBILITY = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "ROCR_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
 _TILE_SHARES = (1, 2, 4)
-"""Ranks that may share a tile of an Intel GPU: it has four command streamers."""
+"""Ranks that may share a tile of an Intel GPU, which has four command streamers."""
 _LAUNCHER_OF = {"slurm": "srun", "pbs": "hydra", "flux": "flux", "none": "local"}
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """See the module's text."""
+    """The shape of a run (see the module docstring)."""
 
     name: str
     scheduler: str
@@ -50,25 +51,28 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     part_of_allocation: bool
     whole_nodes: bool
     cores_unknown: bool = False
-    """Parts of nodes, and which cores of each is the launcher's knowledge alone."""
+    """The job has parts of nodes, and only the launcher has the list of cores on each node."""
     counted_cpus: int | None = None
-    """CPUs per rank by the scheduler's count, for nodes that we cannot look at."""
+    """CPUs per rank by the scheduler's count, for nodes that this process cannot inspect."""
     remarks: tuple[Finding, ...] = ()
 
     @property
     def gpus_per_node(self) -> int | None:
-        """Devices to ask the scheduler for, or None on a node without any."""
+        """Devices to request from the scheduler, or None for a node without devices."""
         return len(self.all_devices) or None
 
     def cpus_per_rank(self, binding: Binding) -> int | None:
-        """Hardware threads of the smallest rank; an equal share where ranks are not bound; None where nobody knows."""
+        """Hardware threads of the smallest rank, or an equal share if ranks are not bound. None if unknown."""
         sizes = [len(rank.cpus) for rank in binding.ranks]
         return min(sizes) if sizes and min(sizes) > 0 else self.counted_cpus
 
 
 def decide_shape(request: Request, context: PlanningContext) -> Shape:
-    """The shape, or a `UsageError` that says which two things contradict each other. Hosts to avoid are left out as
-    far as the allocation has others to spare. What the scheduler offers counts where the node itself is not known."""
+    """Decide the shape. Raises `UsageError` that names the two things that contradict each other.
+
+    Hosts to avoid are left out if the allocation has enough others. The scheduler's offer is used if the node itself is
+    unknown.
+    """
     site, topology, allocation = context.site, context.topology, context.allocation
     scheduler = _scheduler(request, site, allocation)
     launcher = request.launcher or _site_launcher(site, scheduler)
@@ -127,7 +131,7 @@ def decide_shape(request: Request, context: PlanningContext) -> Shape:
 def _devices(
     request: Request, seen: tuple[int, ...], topology: Topology, offer: PartitionOffer | None
 ) -> tuple[tuple[int, ...], list[Finding]]:
-    """Numbers of the devices that each node of the job has, and what to say about them."""
+    """Numbers of the devices that each node of the job has, and remarks about them."""
     asked = request.gpus_per_node
     there = len(seen) if topology.cores else offer.gpus_per_node if offer else None
     if asked is not None and asked < 0:
@@ -154,7 +158,7 @@ def _devices(
 
 
 def _kinds_text(offer: PartitionOffer) -> str:
-    """As in `8 nodes of 64 CPUs and 4 a100`."""
+    """Text such as `8 nodes of 64 CPUs and 4 a100`."""
     return ", ".join(
         f"{counted(kind.nodes, 'node')} of {counted(kind.cpus, 'CPU')}"
         + "".join(f" and {count} {name or 'GPUs'}" for name, count in kind.gpus)
@@ -165,18 +169,20 @@ def _kinds_text(offer: PartitionOffer) -> str:
 def _counted_cpus(
     allocation: Allocation | None, offer: PartitionOffer | None, devices: int, ranks: int, scheduler: str
 ) -> int | None:
-    """CPUs of each rank by the scheduler's count: of the allocation, else the job's share of a node that it offers.
-    Without devices only PBS is told: it gives one CPU per node by default, and lets two jobs use the same ones."""
+    """CPUs per rank by the scheduler's count: of the allocation, or the job's share of an offered node.
+
+    Without devices only PBS gets the number. It gives one CPU per node by default, and lets two jobs use the same CPUs.
+    """
     if allocation is not None:
         return max(1, allocation.cpus_per_node // ranks) if allocation.cpus_per_node else None
     if offer is None or not (devices or scheduler == "pbs"):
         return None
     shares = [kind.cpus * devices // kind.gpus[0][1] if devices and kind.gpus else kind.cpus for kind in offer.kinds]
-    return max(1, min(shares) // ranks)  # what fits every node: a rank with more would leave some of them out
+    return max(1, min(shares) // ranks)  # fits every node: a rank with more CPUs would exclude some nodes
 
 
 def _queue(request: Request, site: Site, allocation: Allocation | None, scheduler: str, nodes: int) -> QueueChoice:
-    """Where the job goes. Inside an allocation, and without a scheduler, there is nothing left to choose."""
+    """The queue of the job. Inside an allocation, and without a scheduler, there is no choice."""
     if allocation is not None or scheduler == "none" or scheduler != site.file.scheduler.kind:
         partition = request.partition or site.file.scheduler.default_partition
         return QueueChoice(partition=partition, qos=request.qos)
@@ -184,20 +190,20 @@ def _queue(request: Request, site: Site, allocation: Allocation | None, schedule
 
 
 def _whole_nodes(allocation: Allocation | None, topology: Topology) -> bool:
-    """Whether every node of the job is ours as a whole, as far as the scheduler says."""
+    """Whether the job has every node completely, according to the scheduler."""
     if allocation is None or allocation.whole_nodes is True:
         return True
     return allocation.whole_nodes is not False and _has_cores(allocation, topology)
 
 
 def _has_cores(allocation: Allocation | None, topology: Topology) -> bool:
-    """Whether the job may have all cores that are seen here, by the scheduler's count."""
+    """Whether the job may use all cores that are visible here, by the scheduler's count."""
     counted_cpus = allocation.cpus_per_node if allocation else None
     return counted_cpus is None or counted_cpus >= len(topology.usable_cores())
 
 
 def device_numbers(topology: Topology, unit: str, tiles_per_card: int) -> tuple[int, ...]:
-    """Numbers of the devices in the unit that a framework will count in."""
+    """Numbers of the devices in the unit that a framework counts."""
     if unit == "card" and any(device.tile is not None for device in topology.devices):
         return tuple(sorted({device.card for device in topology.devices}))
     return tuple(device.index for device in topology.devices)
@@ -215,7 +221,7 @@ def _scheduler(request: Request, site: Site, allocation: Allocation | None) -> s
 
 
 def _site_launcher(site: Site, scheduler: str) -> str:
-    """The site's launcher where it fits the scheduler, else the scheduler's usual one."""
+    """The site's launcher if it fits the scheduler, otherwise the scheduler's usual one."""
     kind = site.file.launcher.kind
     if scheduler == "none":
         return "local"
@@ -240,7 +246,7 @@ def _nodes(request: Request, allocation: Allocation | None, avoid: tuple[str, ..
                     f"--hosts: {foreign[0]} is not in this job's allocation",
                     hint=f"the job has {fold_hostlist(allocation.hosts)}",
                 )
-            chosen = frozenset(wanted)  # in the order of the allocation, by which launchers number the nodes
+            chosen = frozenset(wanted)  # in the order of the allocation, in which launchers number the nodes
             wanted = tuple(host for host in allocation.hosts if host in chosen)
         if request.nodes is not None and request.nodes != len(wanted):
             raise UsageError(
@@ -266,8 +272,10 @@ def _nodes(request: Request, allocation: Allocation | None, avoid: tuple[str, ..
 
 
 def choose_hosts(hosts: tuple[str, ...], count: int, avoid: Container[str] = ()) -> tuple[str, ...]:
-    """The first `count` hosts that are not to be avoided; those to avoid only where there are no others. In the order
-    of the allocation, because launchers number nodes in it whatever they are told."""
+    """The first `count` hosts that are not to be avoided, then hosts to avoid if there are too few others.
+
+    The order is that of the allocation, because launchers always number nodes in this order.
+    """
     good = [host for host in hosts if host not in avoid][:count]
     rest = [host for host in hosts if host in avoid][: count - len(good)]
     chosen = {*good, *rest}
@@ -316,8 +324,11 @@ def _ranks_per_node(
 def _device_mode(
     request: Request, site: Site, unit: Literal["tile", "card"], ranks: int, devices: int
 ) -> Literal["all", "one"]:
-    """Ranks that share a device see it alone, so that any script finds it as number 0; a preset of the site for such
-    ranks (Aurora's four streamers of a tile) was written for programs that see all."""
+    """Device visibility of the ranks.
+
+    Ranks that share a device see only this device, so that any script finds it as number 0. A preset of the site for
+    such ranks (Aurora's four streamers of a tile) was written for programs that see all devices.
+    """
     share, presets = request.ranks_per_device or 1, site.file.binding.presets
     by_site = any(preset.name == request.cpu_bind for preset in presets)
     if request.cpu_bind == "auto":
@@ -326,7 +337,7 @@ def _device_mode(
 
 
 def _preset_allows(request: Request, site: Site, ranks: int) -> bool:
-    """A preset may put several ranks on a device by itself (48 ranks on 12 tiles)."""
+    """Whether a preset puts this many ranks on the devices, such as 48 ranks on 12 tiles."""
     presets = site.file.binding.presets
     if request.cpu_bind == "auto":
         return any(preset.default and preset.ranks_per_node == ranks for preset in presets)
@@ -334,7 +345,7 @@ def _preset_allows(request: Request, site: Site, ranks: int) -> bool:
 
 
 def run_name(request: Request) -> str:
-    """The name that was asked for, or a short one from the script or command: safe for files and every scheduler."""
+    """The requested name, or a short one from the script or command that is safe for files and every scheduler."""
     if request.name:
         return request.name
     last = _telling_word(request.command).rsplit("/", 1)[-1]
@@ -344,7 +355,7 @@ def run_name(request: Request) -> str:
 
 
 def _telling_word(command: tuple[str, ...]) -> str:
-    """The word that tells one run from another: the script rather than the interpreter in front of it."""
+    """The argument that distinguishes this run from others: the script, not the interpreter in front of it."""
     first = command[0].rsplit("/", 1)[-1] if command else "run"
     if first.startswith("python"):
         return next((word for word in command[1:] if word.endswith(".py")), first)

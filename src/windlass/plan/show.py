@@ -1,4 +1,4 @@
-"""A plan as text for people, and two plans compared. Pure."""
+"""Show a plan as text for people, and compare two plans. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from windlass.plan.render.variables import JobFacts
 from windlass.sites.topology.draw import draw_node
 
 RUN_DIR = "RUN_DIR"
-"""Stands for the run folder, which does not exist yet when a plan is shown."""
+"""Placeholder for the run folder, which does not exist yet when a plan is shown."""
 OWN_PATHS = "own-paths"
-"""The finding whose `paths` are of this machine, in a plan for another one."""
+"""The finding whose `paths` belong to this machine, in a plan for another machine."""
 
 
 def plan_text(
@@ -34,8 +34,11 @@ def plan_text(
     width: int = 110,
     columns: int | None = None,
 ) -> str:
-    """Everything that would happen, in the order in which it would. With `explain`, the reason behind each line. Long
-    command lines are folded between their words to fit `columns`, as a shell reads them; None: one line each."""
+    """All actions of a plan, in their order. With `explain`, also the reason for each line.
+
+    Long command lines are folded between arguments to fit `columns`, so that a shell can read them. None: one line
+    each.
+    """
     warnings, notes = _remarks(plan)
     parts = [
         _section("warnings", warnings),
@@ -53,7 +56,7 @@ def plan_text(
         _section("notes", notes),
     ]
     if script:
-        port = plan.rendezvous.fixed_port  # else by the name of the variable that batch scripts set
+        port = plan.rendezvous.fixed_port  # otherwise the name of the variable that batch scripts set
         facts = JobFacts(
             run_dir=RUN_DIR, run_id="RUN_ID", master_addr=_address(plan), master_port=port, job_id="JOB_ID"
         )
@@ -62,8 +65,10 @@ def plan_text(
 
 
 def _marked(plan: Plan, lines: list[str]) -> list[str]:
-    """The lines, with a comment behind each that holds a path of this machine in a plan for another one; above it where
-    a command goes on in the next line."""
+    """The lines, with a comment on each that contains a path of this machine in a plan for another one.
+
+    The comment is after the line, or above it if the command continues on the next line.
+    """
     paths = [path for one in plan.remarks if one.kind == OWN_PATHS for path in one.facts["paths"]]
     out: list[str] = []
     begin = 0
@@ -88,7 +93,7 @@ def _section(title: str, lines: list[str]) -> str:
 
 
 def headline(plan: Plan) -> str:
-    """One line: what, where, how large."""
+    """One line: the command, the site and the size."""
     size = f"{counted(plan.nodes, 'node')} x {counted(plan.ranks_per_node, 'rank')}"
     return f"{plan.name} on {plan.site}: {size} = {counted(plan.world_size, 'rank')}, {plan.launcher}"
 
@@ -148,7 +153,10 @@ def _arguments(arguments: tuple[Argument, ...], explain: bool, tail: str = "", c
 
 
 def _folded(words: list[str], columns: int | None) -> list[str]:
-    """Words in lines that end in a backslash where another follows; the indentation of a section is left free."""
+    """The arguments in lines that fit. A backslash ends each line but the last.
+
+    The section's indentation is left free.
+    """
     lines = [words[0]]
     for word in words[1:]:
         if columns is not None and len(lines[-1]) + len(word) + 5 > columns:
@@ -176,8 +184,7 @@ def _settings(settings: tuple[Setting, ...], explain: bool) -> list[str]:
 
 
 def setting_line(setting: Setting) -> str:
-    """`NAME=value` as a shell takes it; behind `#` the test that the node makes, and who decided where it was the
-    user."""
+    """`NAME=value` in shell syntax. A comment has the node's test, and states if the user set the value."""
     value = expandable(setting.value or "") if setting.expand else quote(setting.value or "")
     if setting.value is None:
         text = f"unset {setting.name}"
@@ -262,7 +269,7 @@ def _container(plan: Plan, explain: bool) -> list[str]:
 
 
 def _remarks(plan: Plan) -> tuple[list[str], list[str]]:
-    """What needs attention, which comes first, and the rest."""
+    """Remarks that need attention, which come first, and the others."""
     serious, rest = (
         finding_lines(one for one in plan.remarks if (one.severity in SERIOUS) == first) for first in (True, False)
     )
@@ -270,7 +277,7 @@ def _remarks(plan: Plan) -> tuple[list[str], list[str]]:
 
 
 def diff_lines(old: Plan, new: Plan) -> list[str]:
-    """What differs between two plans, one line each: `-` only in the first, `+` only in the second."""
+    """The differences between two plans, one line each: `-` only in the first, `+` only in the second."""
     out: list[str] = []
     for title, left, right in (
         ("shape", _facts(old), _facts(new)),
@@ -313,11 +320,11 @@ def _facts(plan: Plan) -> dict[str, str]:
 _TOLD = {"request", "remarks", "version", "world_size", "job_id", "name", "environment", "command", "secret_words"}
 _TOLD |= {"site", "partition", "nodes", "ranks_per_node", "scheduler", "launcher", "hosts", "windlass", "modules_use"}
 _TOLD |= {"launch", "directives", "modules", "prologue", "binding", "container", "limits", "topology", "agents"}
-"""Fields that other parts of a comparison show, or that cannot change what happens."""
+"""Fields that other parts of a comparison show, or that cannot change the run."""
 
 
 def _rest(plan: Plan) -> dict[str, str]:
-    """Every other field, so that a new one cannot be forgotten here."""
+    """All other fields, so that a new field cannot be forgotten here."""
     asked = plan.request
     out = {"cwd": f"in {asked.cwd}", "placeholders": f"placeholders {asked.placeholders}"}
     out["comm_log"] = f"comm_log {asked.comm_log}"
@@ -328,7 +335,7 @@ def _rest(plan: Plan) -> dict[str, str]:
 
 
 def _by_name(arguments: tuple[Argument, ...]) -> dict[str, str]:
-    """By name, and by number among those of one name."""
+    """Arguments by name, and by number among those with the same name."""
     out: dict[str, str] = {}
     for argument in arguments:
         same = sum(1 for key in out if key.rpartition(" ")[0] == argument.name)

@@ -1,6 +1,7 @@
-"""What a plan would refuse of a site, told before anybody plans: its node, its presets, its launcher's own words. Pure.
+"""Find what a plan would refuse in a site: its node, its presets, its launcher's arguments. Pure.
 
-`sites/check.py` reads one file; here the site is whole, with the hardware and the partition that its files name.
+`sites/check.py` reads one file. This module checks the complete site, with the hardware and the partition that its
+files name.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ VISIBILITY_NAMES: dict[Vendor, tuple[str, ...]] = {
 
 
 def site_misfits(site: Site) -> Iterator[Misfit]:
-    """Everything that every plan, or a plan with one of the site's presets, would be refused for."""
+    """All reasons to refuse every plan, or a plan with one of the site's presets."""
     file = site.file
     yield from _devices(file)
     try:
@@ -57,7 +58,7 @@ def _devices(file: SiteFile) -> Iterator[Misfit]:
 
 
 def _launcher_words(file: SiteFile, topology: Topology) -> Iterator[Misfit]:
-    """A list of CPUs in the launcher's own arguments, which no plan looks into."""
+    """Check a CPU list in the launcher's arguments. No plan checks these."""
     for index, argument in enumerate(file.launcher.arguments):
         path: Path = ("launcher", "arguments", index, "words")
         joined = "=".join(argument.words)
@@ -90,7 +91,7 @@ def _set_aside(file: SiteFile, topology: Topology) -> Iterator[Misfit]:
 
 
 def _refused(file: SiteFile, topology: Topology, preset: PresetSpec | None) -> Iterator[Misfit]:
-    """Why a plan with this preset, or without any, would be refused."""
+    """The reasons to refuse a plan with this preset, or without a preset."""
     names = [known.name for known in file.binding.presets]
     path: Path = ("binding", "presets", names.index(preset.name)) if preset else ("binding",)
     try:

@@ -1,6 +1,6 @@
-"""Which variables a plan gives its ranks: windlass' own, the site's, the container's, the user's. Pure.
+"""Choose the variables that a plan gives its ranks: windlass' own, the site's, the container's, the user's. Pure.
 
-Which variables a plan has: candidates of all scopes, conditions decided, the user's own values on top. Pure.
+It takes the candidates of all scopes, evaluates their conditions, and applies the user's values last.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from windlass.plan.inputs import PlanningContext
 from windlass.plan.shape import Shape
 
 _CHOOSE_DEVICES = frozenset({"srun", "flux"})
-"""Launchers that can hand each rank the device closest to its cores."""
+"""Launchers that can give each rank the device closest to its cores."""
 
 
 def plan_environment(
@@ -73,7 +73,7 @@ def plan_environment(
 
 
 def _of_shape(shape: Shape, binding: Binding) -> Iterator[Setting]:
-    """What follows from the launcher, the nodes and the devices."""
+    """Settings that follow from the launcher, the nodes and the devices."""
     if shape.scheduler == "none" and shape.nodes == 1:
         because = "one machine: gloo would otherwise look up the host name, which may not resolve"
         yield Setting(name="GLOO_SOCKET_IFNAME", value="lo", because=because)
@@ -111,7 +111,7 @@ def _offline(site: Site) -> tuple[Setting, ...]:
 
 
 def _comm_log(shape: Shape) -> list[Setting]:
-    """The collective library's log of the chosen ranks, into files of the run folder."""
+    """Write the collective library's log of the chosen ranks into files of the run folder."""
     because = "you asked for the collective library's log (--comm-log)"
     flag = Origin(scope="flag", where="--comm-log")
     if shape.vendor == "intel":
@@ -123,18 +123,21 @@ def _comm_log(shape: Shape) -> list[Setting]:
             ("NCCL_DEBUG_FILE", "${WINDLASS_RUN_DIR}/comm/rank-{rank}.log"),
         ]
     else:
-        pairs = [("TORCH_CPP_LOG_LEVEL", "INFO")]  # TORCH_DISTRIBUTED_DEBUG on some ranks only would hang them all
+        pairs = [("TORCH_CPP_LOG_LEVEL", "INFO")]  # TORCH_DISTRIBUTED_DEBUG on some ranks only would hang all ranks
     return [Setting(name=n, value=v, because=because, origin=flag, expand=True, keep_user=False) for n, v in pairs]
 
 
 def settings_that_hold(specs: Iterable[SettingSpec], facts: Facts) -> tuple[Setting, ...]:
-    """Settings whose conditions hold. Of one name the last wins, except that joined ones add up and that settings
-    which the node decides stand beside their unconditional alternative."""
+    """Settings whose conditions hold.
+
+    Of several settings with one name the last wins. There are two exceptions: joined settings add up, and settings with
+    a condition for the node are kept together with their unconditional alternative.
+    """
     return tuple(setting_of(spec) for spec in specs if holds(spec.when, facts))
 
 
 def layer(*groups: Iterable[Setting]) -> tuple[Setting, ...]:
-    """Groups of settings, lowest scope first, as one list in which each name is decided once."""
+    """Merge groups of settings, lowest scope first, into one list that decides each name once."""
     chosen: dict[tuple[str, str, str], Setting] = {}
     for group in groups:
         for setting in group:
@@ -151,7 +154,7 @@ def layer(*groups: Iterable[Setting]) -> tuple[Setting, ...]:
 
 
 def with_users_values(settings: Iterable[Setting], users: Mapping[str, str]) -> tuple[Setting, ...]:
-    """Where the user has set a variable in the environment, their value wins and is shown as theirs."""
+    """Replace settings with values that the user set in the environment, and mark them as the user's."""
     out: dict[str, Setting] = {}
     rest: list[Setting] = []
     for setting in settings:
@@ -179,7 +182,7 @@ def with_users_values(settings: Iterable[Setting], users: Mapping[str, str]) -> 
 def leave_to_modules(
     settings: Iterable[Setting], specs: Iterable[ModuleSpec], loaded: Iterable[str]
 ) -> tuple[Setting, ...]:
-    """Settings of variables that a loaded module is known to set: each is marked with the module's name."""
+    """Mark each setting that a loaded module is known to set with the module's name."""
     names = {name.split("/", 1)[0] for name in loaded}
     owners = {
         pattern: next(name for name in spec.load if name.split("/", 1)[0] in names)
@@ -201,9 +204,11 @@ Pairs = tuple[tuple[str, str], ...]
 def flag_settings(
     env: Pairs, unset: tuple[str, ...], prepend: Pairs = (), append: Pairs = (), *, fill: bool = False
 ) -> tuple[Setting, ...]:
-    """Settings from `--env` and `--env-prepend`. Secrets are masked; the caller keeps them
-    in a file, as they are. Of several that go to the front of one variable the first is searched first. `fill`: their
-    values may hold placeholders."""
+    """Settings from `--env` and `--env-prepend`.
+
+    Secrets are masked. The caller stores them unmasked in a file. If several values are prepended to one variable, the
+    first is searched first. `fill`: their values may contain placeholders.
+    """
     flag = Origin(scope="flag", where="--env")
     made = [
         Setting(

@@ -1,1 +1,1 @@
-"""The environment of a rank: which variables, which node-local caches, which modules and activation, and why. Pure."""
+"""The environment of a rank: variables, node-local caches, modules, activation, and the reasons. Pure."""

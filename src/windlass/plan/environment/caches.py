@@ -1,7 +1,8 @@
-"""Node-local folders for the caches that compilers and libraries write while a job runs.
+"""Node-local directories for the caches that compilers and libraries write during a job.
 
-On a shared file system these caches race between ranks and fill the home quota; node-local and per job they do neither.
-`--keep-caches DIR` saves them after a job and restores them before the next, so that nothing is compiled twice.
+On a shared file system, ranks race for these caches, and the caches fill the home quota. Node-local caches per job
+avoid both. `--keep-caches DIR` saves the caches after a job and restores them before the next one, so that nothing is
+compiled twice.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from windlass.model.plan import CacheDir, Setting
 from windlass.model.site import Site
 
 CACHE_DIR_VARIABLE = "WINDLASS_CACHE_DIR"
-"""Set by the rank script to this job's folder on the node; the caches lie in it."""
+"""The rank script sets it to this job's directory on the node, which contains the caches."""
 
 _ALL = (
     ("triton", ("TRITON_CACHE_DIR",), "Triton's cache races between ranks on a shared file system"),
@@ -26,7 +27,7 @@ _ALL = (
     ("numba", ("NUMBA_CACHE_DIR",), "numba's cache beside the sources is on the shared file system or read-only"),
     ("matplotlib", ("MPLCONFIGDIR",), "matplotlib builds its font list in home from every rank at once"),
 )
-"""Name of the cache and of its folder, the variables that point to it, and why it is node-local."""
+"""Name of the cache and of its directory, the variables that point to it, and why it is node-local."""
 _BY_VENDOR = {
     "nvidia": (("cuda", ("CUDA_CACHE_PATH",), "the driver's compile cache in home is written by every rank"),),
     "amd": (
@@ -49,7 +50,7 @@ _DOWNLOADS = (
 
 
 def cache_dirs(vendor: str | None) -> tuple[CacheDir, ...]:
-    """The caches that matter with devices of this vendor."""
+    """The caches that matter for devices of this vendor."""
     return tuple(
         CacheDir(name=name, subdir=name, variables=variables, because=because)
         for name, variables, because in (*_ALL, *_BY_VENDOR.get(vendor or "", ()))
@@ -57,13 +58,13 @@ def cache_dirs(vendor: str | None) -> tuple[CacheDir, ...]:
 
 
 def cache_variable_names() -> tuple[str, ...]:
-    """Every variable that a plan may point to a cache or to a place for downloads."""
+    """Every variable that a plan may point to a cache or to a download directory."""
     every = (*_ALL, *(entry for entries in _BY_VENDOR.values() for entry in entries))
     return (*(name for _, variables, _ in every for name in variables), *(name for name, _, _ in _DOWNLOADS))
 
 
 def cache_settings(dirs: tuple[CacheDir, ...]) -> tuple[Setting, ...]:
-    """One variable for each cache; the folder itself is made by the rank script before the command starts."""
+    """One variable for each cache. The rank script creates the directory before the command starts."""
     return tuple(
         Setting(
             name=variable,
@@ -79,9 +80,12 @@ def cache_settings(dirs: tuple[CacheDir, ...]) -> tuple[Setting, ...]:
 def download_settings(
     site: Site, account: str | None, *, container: bool = False, decided: Container[str] = ()
 ) -> tuple[Setting, ...]:
-    """Where downloads go: the site's scratch, or a folder of the project. They are shared, so they are not node-local.
-    A job that was sent without the environment may not know where scratch is, and not every project has a folder there:
-    then they stay where the libraries put them. `decided`: variables that the user has a say in."""
+    """Download directories: the site's scratch, or a directory of the project.
+
+    Downloads are shared, so they are not node-local. A job that was submitted without the environment may lack the path
+    of scratch, and not every project has a directory there. Then the libraries' defaults apply. `decided` are variables
+    that the user has set.
+    """
     storage = site.file.storage
     place = storage.scratch or storage.downloads
     if not place or ("{account" in place and not account):
@@ -92,7 +96,7 @@ def download_settings(
     for name, value in names.items():
         place = place.replace(name, value)
     place = place.rstrip("/")
-    # What is the user's own below a project's folder is made by whoever downloads first.
+    # The first download creates the user's directory below the project's directory.
     there = When(exists=place.removesuffix("/${USER}"))
     origin = site.origin_of("storage.scratch" if storage.scratch else "storage.downloads")
     return tuple(
@@ -105,11 +109,11 @@ def download_settings(
             origin=origin,
         )
         for name, folder, because in _DOWNLOADS
-        if name != "HF_DATASETS_CACHE" or "HF_HOME" not in decided  # it lies beside the models
+        if name != "HF_DATASETS_CACHE" or "HF_HOME" not in decided  # the default is next to the models
     )
 
 
 def _is_bound(site: Site, place: str) -> bool:
-    """Whether the site's containers see the place."""
+    """Whether the site's containers mount this path."""
     paths = (bind.source_path.rstrip("/") for box in site.file.containers for bind in box.binds)
     return any(place.startswith(f"{path}/") for path in paths)

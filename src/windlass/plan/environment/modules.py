@@ -1,4 +1,4 @@
-"""Modules and activation as lines of shell, and the question whose a variable is: the user's or a module's. Pure."""
+"""Modules and activation as shell lines, and whether a variable comes from the user or from a module. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NEVER_THE_USERS = ("SLURM_", "SLURMD_", "PBS_", "FLUX_", "PMI_", "PMIX_", "PALS
 
 
 def module_lines(use: tuple[str, ...], load: tuple[str, ...]) -> tuple[str, ...]:
-    """Shell lines that make `module` available and load these; a module that does not load ends the job."""
+    """Shell lines that make `module` available and load these modules. A module that fails to load ends the job."""
     if not use and not load:
         return ()
     return (
@@ -35,8 +35,10 @@ def module_lines(use: tuple[str, ...], load: tuple[str, ...]) -> tuple[str, ...]
 
 
 def activation_lines(target: str, kind: str) -> tuple[str, ...]:
-    """Shell lines that activate a virtual environment (`venv`) or a conda environment (`conda`) in the job. `unseen`:
-    the shell looks which of both it is, and does nothing where it has no such folder."""
+    """Shell lines that activate a virtual environment (`venv`) or a conda environment (`conda`) in the job.
+
+    With `unseen`, the shell detects the kind, and does nothing if the directory does not exist there.
+    """
     quoted = quote(target)
     venv = f". {quoted}/bin/activate"
     conda = (
@@ -52,8 +54,11 @@ def activation_lines(target: str, kind: str) -> tuple[str, ...]:
 
 
 def rank_activation_lines(target: str) -> list[str]:
-    """Lines of POSIX `sh` that activate on the rank's node what the lines before the launcher could not see. A hook of
-    conda's that this shell cannot read is left out, with the shell's own words."""
+    """POSIX `sh` lines that activate an environment on the rank's node.
+
+    They are for an environment that the lines before the launcher could not read. If this shell cannot read a hook of
+    conda, the hook is skipped and the shell's message is printed.
+    """
     quoted = quote(target)
     return [
         f'if [ "${{VIRTUAL_ENV-}}" != {quoted} ] && [ "${{CONDA_PREFIX-}}" != {quoted} ]; then',
@@ -71,36 +76,38 @@ def rank_activation_lines(target: str) -> list[str]:
 
 
 def after_modules_argv(use: tuple[str, ...], load: tuple[str, ...]) -> tuple[str, ...]:
-    """A command that prints the environment which these modules alone make, for `parse_environment`."""
+    """A command that prints the environment which these modules alone create, for `parse_environment`."""
     script = "\n".join((*module_lines(use, load), f"printf '%s\\n' {_SEPARATOR}", "env -0"))
     return ("bash", "-l", "-c", script)
 
 
 def parse_environment(output: str) -> dict[str, str]:
-    """Variables in the output of `after_modules_argv`."""
+    """Parse the variables in the output of `after_modules_argv`."""
     _, _, tail = output.partition(_SEPARATOR + "\n")
     pairs = (entry.partition("=") for entry in tail.split("\0") if "=" in entry)
     return {name: value for name, _, value in pairs}
 
 
 def loaded_modules(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Modules that are loaded already."""
+    """The modules that are already loaded."""
     return tuple(name for name in environ.get("LOADEDMODULES", "").split(":") if name)
 
 
 def users_variables(environ: Mapping[str, str], after_modules: Mapping[str, str] | None) -> dict[str, str]:
-    """The part of the environment that is the user's own will: not the scheduler's, and not what the modules set.
+    """The variables that the user set, without those of the scheduler and of modules.
 
-    A variable that has the very value which the modules give it is the modules'; one that differs is the user's."""
+    A variable with exactly the value that the modules give it belongs to the modules. A variable with another value
+    belongs to the user.
+    """
     own: dict[str, str] = {}
     job = next((environ[name] for name in ("PBS_JOBID", "SLURM_JOB_ID") if environ.get(name)), None)
     for name, value in environ.items():
         if name.startswith(_NEVER_THE_USERS):
             continue
         if name == "TMPDIR" and job and job.split(".", 1)[0] in value:
-            continue  # PBS gives each job a folder of its own, whose long path breaks sockets
+            continue  # PBS gives each job a separate directory, whose long path breaks sockets
         if name in {"NCPUS", "OMP_NUM_THREADS"} and environ.get("PBS_JOBID") and value == environ.get("NCPUS"):
-            continue  # PBS sets both to the CPUs of the first chunk, however many ranks share them
+            continue  # PBS sets both to the CPUs of the first chunk, regardless of how many ranks share them
         if after_modules is not None and after_modules.get(name) == value:
             continue
         own[name] = value

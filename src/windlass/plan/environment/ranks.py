@@ -1,6 +1,6 @@
-"""The variables that frameworks look for in a rank, each filled in by the rank script inside the task.
+"""The variables that frameworks read in a rank. The rank script sets each of them inside the task.
 
-One table serves the rank script, the container runtimes (which must carry the names inside) and the documentation.
+The rank script, the container runtimes (which must carry the names inside) and the documentation use one table.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from windlass.model.topology import Topology
 
 
 class RankVariable(msgspec.Struct, frozen=True, kw_only=True):
-    """A variable and the placeholder that gives its value."""
+    """A variable and the placeholder for its value."""
 
     name: str
     value: str
@@ -54,7 +54,7 @@ FOLDER_VARIABLES = {
     "WINDLASS_RUN_DIR": "the folder of this run, for scripts and for `windlass.init`",
     "WINDLASS_CACHE_DIR": "the folder of this node for caches of compilers and libraries, which goes with the run",
 }
-"""What the rank script exports besides."""
+"""Other variables that the rank script exports."""
 
 
 def rank_variable_names() -> tuple[str, ...]:
@@ -62,7 +62,10 @@ def rank_variable_names() -> tuple[str, ...]:
 
 
 def thread_settings(binding: Binding, topology: Topology, wished: int | None) -> tuple[Setting, ...]:
-    """Threads from the rank's own cores: torchrun's 1 wastes them, the library default takes the whole node's."""
+    """Set the number of threads to the number of the rank's cores.
+
+    torchrun's default of 1 wastes cores, and the library default uses the cores of the whole node.
+    """
     if wished is not None:
         because, count = "you asked for it with --threads", wished
     else:
@@ -75,7 +78,7 @@ def thread_settings(binding: Binding, topology: Topology, wished: int | None) ->
 
 
 def cpu_settings(topology: Topology, vendor: str | None, world_size: int) -> tuple[Setting, ...]:
-    """For nodes that are known to have no device of any vendor: nothing is known of one without cores."""
+    """Settings for nodes that are known to have no device of any vendor. A topology without cores is unknown."""
     if world_size == 1 or vendor is not None or topology.devices or not topology.cores:
         return ()
     return (
@@ -90,8 +93,10 @@ def cpu_settings(topology: Topology, vendor: str | None, world_size: int) -> tup
 def framework_settings(
     imports: frozenset[str], binding: Binding, launcher: str, *, one_device: bool, all_devices: tuple[int, ...]
 ) -> tuple[Setting, ...]:
-    """How the processes of JAX and TensorFlow find each other, for a script that imports one of them. JAX takes the
-    number of processes from its arguments or from a launcher that it knows: outside srun, ranks get srun's variables.
+    """Settings with which the processes of JAX and TensorFlow find each other, for scripts that import them.
+
+    JAX takes the number of processes from its arguments or from a launcher that it supports. Without srun, ranks
+    therefore get srun's variables.
     """
     made: list[tuple[str, str, str]] = []
     if imports & {"jax", "flax", "orbax", "equinox", "haiku", "optax"}:
@@ -119,7 +124,10 @@ def framework_settings(
 def visibility_settings(
     binding: Binding, variable: str | None, mode: str, *, by_launcher: bool, all_devices: tuple[int, ...]
 ) -> tuple[Setting, ...]:
-    """Exactly one variable says which devices a rank sees; with all visible in their own order, none is needed."""
+    """Set the one variable that selects the visible devices of a rank.
+
+    If all devices are visible in their own order, no variable is needed.
+    """
     if variable is None or not any(rank.devices for rank in binding.ranks):
         return ()
     if mode == "one":

@@ -1,1 +1,1 @@
-"""A plan as text that a shell or a scheduler runs. Pure."""
+"""Render a plan as text for a shell or a scheduler. Pure."""

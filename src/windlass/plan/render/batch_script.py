@@ -1,8 +1,8 @@
-"""Scripts around the launcher: `launch.sh` of a run, and the batch script that a scheduler takes. Pure text.
+"""Scripts around the launcher: `launch.sh` of a run, and the batch script for a scheduler. Pure text.
 
-One body serves both: modules, activation, then the launcher. The default batch script calls `windlass run --plan`; the
-one of `submit --dry-run` contains that plan. `--standalone` writes the body into it, with the rendezvous computed in
-shell, so that the job needs no windlass.
+Both have the same body: modules, activation, then the launcher. The default batch script calls `windlass run --plan`.
+The one of `submit --dry-run` contains that plan. `--standalone` writes the body into the script and computes the
+rendezvous in shell, so that the job needs no windlass.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from windlass.plan.render.rank_script import JOB_FILE, rank_script
 from windlass.plan.render.variables import JobFacts
 
 RUN_DIR = "{run_dir}"
-"""Stands for the run folder in the words of a plan."""
+"""Placeholder for the run folder in the arguments of a plan."""
 
 
 def launch_argv(plan: Plan, run_dir: str) -> tuple[str, ...]:
-    """The launcher's command line for this run folder; empty for the local launcher."""
+    """The launcher's argv for this run folder. It is empty for the local launcher."""
     written = get_launcher(plan.launcher).path_word(run_dir)
     mark = hashlib.sha256(run_dir.encode("utf-8", "surrogateescape")).hexdigest()[:8]
     words = (word for argument in plan.launch for word in argument.words)
@@ -61,7 +61,7 @@ def prologue_lines(plan: Plan) -> list[str]:
 
 
 def _command_lines(arguments: tuple[Argument, ...], words: tuple[str, ...], last: tuple[str, ...]) -> list[str]:
-    """A command over several lines, one option a line, so that a person can read and change it."""
+    """A command over several lines with one option per line, so that a person can read and change it."""
     lines: list[str] = []
     at = 0
     for argument in arguments:
@@ -73,7 +73,7 @@ def _command_lines(arguments: tuple[Argument, ...], words: tuple[str, ...], last
 
 
 def _variable_lines(plan: Plan) -> list[str]:
-    """Lines that end the job where a variable which the launcher's words name is not set."""
+    """Lines that end the job if a variable in the launcher's arguments is not set."""
     words = (word for argument in plan.launch if argument.expand for word in argument.words)
     names = dict.fromkeys(name for word in words for name in variable_names(word))
     return [
@@ -84,7 +84,7 @@ def _variable_lines(plan: Plan) -> list[str]:
 
 
 def launch_script(plan: Plan, run_dir: str) -> str:
-    """`launch.sh`: what `windlass run` starts; can be read, and run again by hand inside the same job."""
+    """`launch.sh`, which `windlass run` starts. A user can read it and run it again in the same job."""
     words = launch_argv(plan, run_dir)
     lines = [
         "#!/bin/bash",
@@ -101,8 +101,11 @@ def launch_script(plan: Plan, run_dir: str) -> str:
 
 
 def _head_lines(plan: Plan, run_dir: str | None, about: Sequence[str] = ()) -> list[str]:
-    """The directives, which must stand together at the top, what the script is about, and their reasons. Without a run
-    folder a log in it is left out: the scheduler would open it before the job can make the folder."""
+    """The directives, the description of the script, and the reasons for the directives.
+
+    The directives must be together at the top. Without a run folder, a log file in it is left out, because the
+    scheduler would open the file before the job can create the folder.
+    """
     scheduler = get_scheduler(plan.scheduler)
     kept = []
     for argument in plan.directives:
@@ -118,8 +121,11 @@ def _head_lines(plan: Plan, run_dir: str | None, about: Sequence[str] = ()) -> l
 
 
 def batch_script(plan: Plan, run_dir: str, windlass_words: tuple[str, ...], signed_by: str = "") -> str:
-    """The default batch script: directives, then `windlass run --plan` in the job. `signed_by` is the digest of the key
-    that signs the plan: the job accepts no other plan, also where it cannot see the user's secret."""
+    """The default batch script: directives, then `windlass run --plan` in the job.
+
+    `signed_by` is the digest of the key that signs the plan. The job accepts no other plan, even if it cannot read the
+    user's secret.
+    """
     argv = (*windlass_words, "run", "--plan", f"{run_dir}/plan.json")
     lines = [
         *_head_lines(plan, run_dir),
@@ -130,8 +136,11 @@ def batch_script(plan: Plan, run_dir: str, windlass_words: tuple[str, ...], sign
 
 
 def printed_script(plan: Plan, text: str, digest: str, folder: str, windlass_words: tuple[str, ...]) -> str:
-    """A batch script that contains its plan as `text`, so that it needs no run folder. `folder` is a shell word: the
-    job makes its run folder there. `digest` is that of the text, and the job accepts no other plan."""
+    """A batch script that contains its plan as `text`, so that it needs no run folder.
+
+    `folder` is a shell word: the job creates its run folder there. `digest` is the digest of the text, and the job
+    accepts no other plan.
+    """
     argv = quote_words((*windlass_words, "run", "--plan", "-", "--signed-by", digest))
     mark = _end_mark("END_OF_PLAN", text)
     lines = [
@@ -147,7 +156,7 @@ def printed_script(plan: Plan, text: str, digest: str, folder: str, windlass_wor
 
 
 def _outline(plan: Plan) -> list[str]:
-    """The commands of the job for people; RUN_DIR and RUN stand for what the job decides."""
+    """The commands of the job for people. RUN_DIR and RUN are placeholders for values that the job decides."""
     words = tuple(word.replace(RUN_DIR, "RUN_DIR").replace(RUN_MARK, "RUN") for a in plan.launch for word in a.words)
     lines = [f"module use {quote(path)}" for path in plan.modules_use]
     lines += [f"module load {quote(name)}" for name in plan.modules]
@@ -157,7 +166,7 @@ def _outline(plan: Plan) -> list[str]:
 
 
 def _about_lines(plan: Plan, windlass_words: tuple[str, ...] = ()) -> list[str]:
-    """Comment lines that say how the script is submitted, what it needs, and what is worth knowing about its plan."""
+    """Comment lines: how to submit the script, what it needs, and the remarks of its plan."""
     submit = " ".join(get_scheduler(plan.scheduler).submit_command)
     needs = [f"the command {quote_words(plan.command)}" + (f" in {plan.request.cwd}" if plan.request.cwd else "")]
     if windlass_words:
@@ -177,13 +186,15 @@ def _about_lines(plan: Plan, windlass_words: tuple[str, ...] = ()) -> list[str]:
 
 
 EXIT_FILE = "exit_code"
-"""Left by a standalone job in its run folder: the code with which it ended."""
+"""A file that a standalone job writes to its run folder: its exit code."""
 
 
 def standalone_script(plan: Plan, run_dir: str, *, log: bool = True) -> str:
-    """A batch script that needs no windlass in the job, and nothing that windlass has made before: it can be kept, sent
-    to a colleague and submitted by hand. The rank script is inside it. `log`: the run folder is there already, and the
-    scheduler can write the job's log into it."""
+    """A batch script that needs no windlass in the job and no files that windlass made before.
+
+    A user can keep it, send it to a colleague and submit it directly. It contains the rank script. With `log`, the run
+    folder already exists, and the scheduler can write the job's log into it.
+    """
     if plan.cache is not None:
         raise UsageError("--standalone and --cache", hint="the cache needs windlass in the job: leave --standalone out")
     scheduler = get_scheduler(plan.scheduler)
@@ -220,15 +231,18 @@ def standalone_script(plan: Plan, run_dir: str, *, log: bool = True) -> str:
 
 
 def _job_file_lines(run_dir: str) -> list[str]:
-    """Lines that write down, for the ranks, what the lines before have found out."""
+    """Lines that write the results of the previous lines to a file for the ranks."""
     names = ("WINDLASS_JOB_ID", "WINDLASS_UID", "WINDLASS_MASTER_ADDR", "WINDLASS_MASTER_PORT")
     words = " ".join(f'{name} "${name}"' for name in names)
     return [f"printf \"export %s='%s'\\n\" {words} > {quote(run_dir)}/{JOB_FILE} || exit 3"]
 
 
 def _launch_lines(plan: Plan, run_dir: str, command: list[str]) -> list[str]:
-    """Lines that start the ranks and leave the code in `w_code`: that of the first rank that failed, where the rank
-    scripts report it. A launcher that lets the others wait for a rank that is gone is ended here."""
+    """Lines that start the ranks and set `w_code` to the exit code.
+
+    This is the code of the first rank that failed, if the rank scripts report it. If the launcher would let the other
+    ranks wait for a rank that has ended, these lines end the launcher.
+    """
     if not plan.parent:
         return [*command, "w_code=$?"]
     ends = f"{quote(run_dir)}/ends/*"
@@ -242,7 +256,7 @@ def _launch_lines(plan: Plan, run_dir: str, command: list[str]) -> list[str]:
 
 
 def _unwatched(plan: Plan) -> Plan:
-    """The plan for a job without windlass: the launcher has to end the others when a rank fails."""
+    """The plan for a job without windlass: the launcher must end the other ranks when one fails."""
     words = get_launcher(plan.launcher).unwatched
     if not words:
         return plan
@@ -251,7 +265,10 @@ def _unwatched(plan: Plan) -> Plan:
 
 
 def _folder_lines(run_dir: str) -> list[str]:
-    """Lines that make the run folder. What is written there is run, so it must be ours, and only ours to write."""
+    """Lines that create the run folder.
+
+    Files in it are executed, so only this user may own it and write to it.
+    """
     parts = " ".join(f"{quote(run_dir)}/{part}" for part in ("out", "where", "ends", "comm"))
     return [
         f"(umask 077 && mkdir -p {parts}) && [ -O {quote(run_dir)} ] && chmod go-w {quote(run_dir)} {parts} || exit 3",
@@ -260,7 +277,7 @@ def _folder_lines(run_dir: str) -> list[str]:
 
 
 def _file_lines(path: str, text: str) -> list[str]:
-    """Lines that write a file; the end mark is one that the text does not have."""
+    """Lines that write a file. The end mark does not occur in the text."""
     mark = _end_mark("END_OF_FILE", text)
     return [f"cat > {quote(path)} <<'{mark}'", text.rstrip("\n"), mark, ""]
 
@@ -279,7 +296,7 @@ def _container_file_lines(plan: Plan, run_dir: str) -> list[str]:
 
 
 def _as_host_file(plan: Plan) -> str:
-    """A filter that makes the launcher's host file of the hosts, where it needs to be told them."""
+    """A filter that turns the hosts into the launcher's host file, if the launcher needs one."""
     launcher = get_launcher(plan.launcher)
     if launcher.finds_hosts:
         return ""
@@ -289,7 +306,7 @@ def _as_host_file(plan: Plan) -> str:
 
 
 def rendezvous_lines(plan: Plan, job_id_variable: str, host_lines: str, run_dir: str) -> list[str]:
-    """The first host and a free port on it, in shell: the batch script runs on that host."""
+    """Shell lines that set the first host and a free port on it. The batch script runs on that host."""
     rule = plan.rendezvous
     first = "w_first=$(head -n 1 " + quote(f"{run_dir}/hosts") + "); w_first=${w_first%% *}"
     short = "w_first=${w_first%%.*}" if rule.short_name or rule.suffix else ":"

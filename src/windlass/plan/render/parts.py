@@ -1,4 +1,4 @@
-"""Parts of rendered scripts that are the same in every plan, but for a few words: the file `data/rank.sh`."""
+"""Parts of rendered scripts from the file `data/rank.sh`. They are the same in every plan, except for a few values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _NAME = re.compile(r"@(\w+)@")
 
 
 def part(name: str, /, **values: str | Sequence[str]) -> list[str]:
-    """The lines of a part. `@NAME@` in a line is replaced by a value; a line of its own may become several or none."""
+    """The lines of a part.
+
+    `@NAME@` in a line is replaced by a value. If it is the whole line, it may become several lines or none.
+    """
     lines: list[str] = []
     for line in _parts()[name]:
         alone = _NAME.fullmatch(line)

@@ -1,8 +1,8 @@
-"""Parts of the rank script: caches of compilers on the node, live output on a terminal, the container. Pure text.
+"""Parts of the rank script: JIT caches on the node, live output on a terminal, the container. Pure text.
 
-srun's daemons forward only complete lines, so a progress bar would appear when it is done. For the few ranks that a
-person watches on a terminal, `tee` copies the output to a file, and windlass draws the end of that file. Without `tee`
-or named pipes only the progress bar is missing.
+srun's daemons forward only complete lines, so a progress bar would appear only when it is finished. For the few ranks
+that a person watches on a terminal, `tee` copies the output to a file, and windlass draws the end of that file. Without
+`tee` or named pipes, only the progress bar is missing.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from windlass.plan.render.variables import JobFacts, setting_lines
 
 
 def cache_parent(plan: Plan, job: JobFacts) -> str:
-    """The folder on each node that holds this run's caches; `${NAME}` in the site's root is expanded on the node."""
+    """The directory on each node with this run's caches. `${NAME}` in the site's root is expanded on the node."""
     return f"{plan.cache_root.rstrip('/')}/{job.jit_folder or f'windlass-{job.uid}-{job.run_id}'}"
 
 
 def kept_folder(plan: Plan, job: JobFacts) -> str:
-    """The folder on each node with the paths that are the same in every job of this user."""
+    """The directory on each node with the paths that are the same in every job of this user."""
     return f"{plan.cache_root.rstrip('/')}/windlass-{job.uid}-kept"
 
 
 def _same_path(plan: Plan, job: JobFacts) -> tuple[list[str], list[str]]:
-    """Lines for the first rank of a node, and for all of them: a link to this run's caches by a path that the next job
-    has too. Where another job on this node holds it, the run's own path has to do."""
+    """Lines for the first rank of a node, and lines for all of its ranks.
+
+    They link this run's caches to a path that the next job also uses. If another job on this node uses that path, the
+    ranks use the run's own path.
+    """
     if job.jit_folder is not None or not plan.keep_caches:
         return [], []
     name = hashlib.sha256(plan.keep_caches.encode("utf-8", "surrogateescape")).hexdigest()[:8]
@@ -42,14 +45,17 @@ def _same_path(plan: Plan, job: JobFacts) -> tuple[list[str], list[str]]:
 
 
 def _unpack_lines(keep: str) -> list[str]:
-    """Unpack an archive that only this user could have written. What is checked is the open file, so that another user
-    cannot put a file of theirs in its place. `tar` keeps no owners and, without -P, leaves no folder."""
+    """Lines that unpack an archive, if only this user can have written it.
+
+    They check the open file, so that another user cannot replace the file in between. `tar` restores no owners and,
+    without -P, writes only inside the target directory.
+    """
     archive = quote(keep.rstrip("/") + "/caches.tar")
     return part("unpack", archive=archive)
 
 
 def cache_lines(plan: Plan, job: JobFacts) -> list[str]:
-    """Makes the folders, for the first rank of a node with what an earlier job has kept."""
+    """Lines that create the directories. The first rank of a node also unpacks the caches of an earlier job."""
     if not plan.caches:
         return []
     subdirs = " ".join(f'"${CACHE_DIR_VARIABLE}"/{quote(entry.subdir)}' for entry in plan.caches)
@@ -62,22 +68,24 @@ def cache_lines(plan: Plan, job: JobFacts) -> list[str]:
 
 
 LIVE_FOLDER = "live"
-"""In the run folder while a run goes on: one file for each of these ranks."""
+"""Directory in the run folder during a run, with one file for each of these ranks."""
 
 
 def live_start(ranks: tuple[int, ...]) -> list[str]:
-    """Sends the output of these ranks through `tee`; `w_tee` is empty in all others."""
+    """Lines that send the output of these ranks through `tee`. `w_tee` is empty in all other ranks."""
     return part("live_start", folder=LIVE_FOLDER, ranks="|".join(map(str, ranks))) if ranks else []
 
 
 def live_command(ranks: tuple[int, ...]) -> list[str]:
-    """Runs the command of such a rank where this script would not stay its parent otherwise. Signals reach all
-    processes of a rank; the script waits, and ends as the command did."""
+    """Lines that run the command of such a rank if this script would not stay its parent.
+
+    Signals reach all processes of a rank. The script waits and exits with the command's exit code.
+    """
     return part("live_command", live_end=[f"  {line}" for line in part("live_end")]) if ranks else []
 
 
 def wrap_spec(plan: Plan, run_dir: str) -> WrapSpec:
-    """What the container runtime of this plan has to wrap."""
+    """The input of this plan's container runtime."""
     assert plan.container is not None
     vendor = plan.topology.devices[0].vendor if plan.topology.devices else None
     return WrapSpec(
@@ -91,7 +99,7 @@ def wrap_spec(plan: Plan, run_dir: str) -> WrapSpec:
 
 
 def container_lines(plan: Plan, run_dir: str) -> list[str]:
-    """Lines that put the container around the command in `$@`."""
+    """Lines that wrap the command in `$@` in the container."""
     assert plan.container is not None
     runtime = get_runtime(plan.container.runtime)
     spec = wrap_spec(plan, run_dir)
@@ -104,13 +112,16 @@ def container_lines(plan: Plan, run_dir: str) -> list[str]:
 
 
 def container_script(plan: Plan, run_dir: str, command: tuple[str, ...]) -> str:
-    """A command in the plan's container and nothing of a rank around it, as a script for one node."""
+    """A script for one node that runs a command in the plan's container, without the rank setup."""
     words = " ".join(quote(word) for word in command)
     return "\n".join(("#!/bin/sh", f"set -- {words}", *container_lines(plan, run_dir), 'exec "$@"', ""))
 
 
 def wrap_lines(arguments: tuple[Argument, ...]) -> list[str]:
-    """The words in front of the command, last first, so that an optional one can first ask the node."""
+    """Lines that add the arguments in front of the command.
+
+    The last argument comes first, so that an optional argument can be tested on the node.
+    """
     lines: list[str] = []
     for argument in reversed(arguments):
         if isinstance(argument, OptionalArgument) and PATTERN.fullmatch(argument.exists):
@@ -124,7 +135,7 @@ def wrap_lines(arguments: tuple[Argument, ...]) -> list[str]:
 
 
 def _newest_lines(argument: OptionalArgument) -> list[str]:
-    """A bind whose source is a pattern: the newest version that the node has, and a word where it has none."""
+    """Lines for a bind whose source is a pattern: use the node's newest version, or print a message if none exists."""
     words = [word.replace(argument.exists, "${w_newest}") for word in argument.words]
     missing = quote(f"has no {argument.exists}: {argument.because}")
     return [

@@ -1,8 +1,8 @@
-"""The rank script: the few lines of POSIX `sh` that every task runs before the user's command. Rendered from the plan.
+"""The rank script: POSIX `sh` lines that every task runs before the user's command. Rendered from the plan.
 
-It starts in a millisecond and needs nothing inside a container. Sections in order: who am I, limits, caches, where I
-sit, variables, the command. It `exec`s the command, or stays its parent where the launcher would not say which rank
-failed. Pure text; `tests` run it through real shells.
+It starts in a millisecond and needs nothing inside a container. Its sections are, in order: identity of the rank,
+limits, caches, placement, variables, the command. It `exec`s the command, or stays its parent if the launcher would not
+report which rank failed. Pure text. `tests` run it with real shells.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from windlass.plan.render.rank_lines import cache_lines, container_lines, live_c
 from windlass.plan.render.variables import JobFacts, environment_lines
 
 EXIT_BROKEN = 70
-"""Exit code of a rank script that cannot start the command for a reason of its own."""
+"""Exit code of a rank script that cannot start the command for a reason in the script."""
 
 
 JOB_FILE = "job.env"
 HOOK_FOLDER = "h"
-"""Of the agents' folder on a node: what the sampler lays out for the ranks."""
+"""Part of the agents' directory on a node: files of the sampler for the ranks."""
 
 
 def rank_script(plan: Plan, job: JobFacts) -> str:
-    """The whole script, ending in a newline."""
+    """The whole script, with a newline at the end."""
     sections = [
         _head(plan),
         _place(plan, job),
@@ -69,7 +69,7 @@ def _head(plan: Plan) -> list[str]:
 
 
 def _activation(plan: Plan) -> list[str]:
-    """Activation of a folder that is the nodes' own, unless it was done before the launcher."""
+    """Activate an environment in a node-local directory, unless this was done before the launcher."""
     folder = plan.activate_on_node
     if folder is None:
         return []
@@ -138,7 +138,7 @@ def _limits(plan: Plan) -> list[str]:
 
 
 def _seat(plan: Plan) -> list[str]:
-    """CPUs and device of this local rank, and binding where the launcher does not do it."""
+    """CPUs and device of this local rank, and binding if the launcher does not bind."""
     binding = plan.binding
     lines = ["", *comment(f"Where this rank sits: {binding.because}"), "w_cpus= w_device="]
     if any(rank.cpus or rank.devices for rank in binding.ranks):
@@ -156,7 +156,9 @@ def _seat(plan: Plan) -> list[str]:
 
 
 def _workers(plan: Plan) -> list[str]:
-    """Addresses of all ranks as JSON texts, for TF_CONFIG: each has a port of its own above the master's."""
+    """Lines that list the addresses of all ranks as JSON strings for TF_CONFIG. Each has its own port above the
+    master's.
+    """
     if not any("${w_workers}" in (setting.value or "") for setting in plan.environment):
         return []
     return part("workers", hosts=part("worker_hosts") if plan.nodes > 1 else "w_hosts=$w_master_addr")
@@ -168,12 +170,12 @@ def _rank_variables() -> list[str]:
 
 
 def place_mark(job: JobFacts) -> str:
-    """By this entry of the environment, and the node's number behind it, processes of one start are known on a node."""
+    """An environment entry, followed by the node's number, that identifies the processes of one start on a node."""
     return f"WINDLASS_PLACE={job.run_id}.{job.attempt}."
 
 
 def _watch_variables(job: JobFacts) -> list[str]:
-    """What `windlass.init` and `windlass.Snapshot` want to know of the run."""
+    """Variables of the run for `windlass.init` and `windlass.Snapshot`."""
     lines: list[str] = []
     if job.deadline_s is not None:
         lines += ["", "# When the time is up.", f"export WINDLASS_DEADLINE={job.deadline_s:.0f}"]
@@ -194,8 +196,11 @@ def _watch_variables(job: JobFacts) -> list[str]:
 
 
 def hook_lines(plan: Plan, job: JobFacts) -> list[str]:
-    """The start-up hook in front of PYTHONPATH, where the sampler of this node has laid it; else the rank runs without.
-    A cache's view stands behind it: it changes paths of its own roots alone."""
+    """Lines that put the start-up hook at the front of PYTHONPATH, if this node's sampler has written it.
+
+    Otherwise the rank runs without the hook. The cache's view comes after the hook and changes only paths below its
+    roots.
+    """
     if plan.agents is None or "sampler" not in plan.agents.services:
         return []
     folder = f"{agents_folder(plan, job.uid, job.run_id)}/{HOOK_FOLDER}/{job.run_id}."
@@ -223,17 +228,21 @@ def _command(plan: Plan, job: JobFacts) -> list[str]:
 
 
 def _where(plan: Plan) -> list[str]:
-    """One line per rank in one file per node: where it really is, for `windlass plan` to be held against."""
+    """Lines that write the actual placement: one line per rank, one file per node. It is compared with the plan."""
     return part("where", seat=() if plan.parent else part("seat", pid="$$"))
 
 
 def _traps(plan: Plan) -> list[str]:
-    """Signals are passed on by a script that stays the parent, from before it says that the rank is there."""
+    """Lines with which a script that stays the parent forwards signals.
+
+    They come before the lines that report the rank's start.
+    """
     if not plan.parent:
         return []
     sent = {"HUP": "HUP", "INT": "TERM", "TERM": "TERM", "USR1": "USR1", "USR2": "USR2"}
     carrier = _carrier(plan)
-    # Who has heard it itself is not told again: only an interrupt, which it ignores, or what came before it was there.
+    # A process that received the signal itself does not get it again. Exceptions are an interrupt, which it ignores,
+    # and a signal that arrived before the process existed.
     told = '[ -n "$w_child" ] || ' if get_launcher(plan.launcher).reaches_groups else ""
     forward = [
         f"trap '{told if got == send else ''}w_forward {send}' {got}" for got, send in sent.items() if got != carrier
@@ -243,13 +252,17 @@ def _traps(plan: Plan) -> list[str]:
 
 
 def _carrier(plan: Plan) -> str | None:
-    """`USR1`, where the launcher hands on only one signal and the script is there to say what it means."""
+    """`USR1`, if the launcher forwards only one signal and the script stays to interpret it. Otherwise None."""
     carrier = get_launcher(plan.launcher).carrier
     return carrier.name.removeprefix("SIG") if carrier is not None and plan.parent else None
 
 
 def _start(plan: Plan, *, watched: bool, live: bool) -> list[str]:
-    """`watched`: a windlass reads what the ranks write; `live`: and some of them as it is written."""
+    """Lines that start the command.
+
+    `watched`: a windlass process reads the output of the ranks. `live`: it also reads the output of some ranks while
+    they write it.
+    """
     if not plan.parent:
         return ["", 'exec "$@"']
     carrier = _carrier(plan)

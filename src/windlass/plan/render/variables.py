@@ -1,6 +1,7 @@
-"""The variables of a plan as lines of shell, each with its reason and with its test where it waits for a library.
+"""The variables of a plan as shell lines, each with its reason, and with its test if it depends on a library.
 
-The file that holds what a plan hides. Mode 0600, in the run folder, read by the rank script and by nothing else.
+Also the secrets file, which contains the values that a plan hides. It has mode 0600 and is in the run folder. Only the
+rank script reads it.
 
 Also the facts of the job that a rendered script needs.
 """
@@ -15,7 +16,7 @@ from windlass.plan.inputs import Secrets
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What only the job knows. None: the batch script exports it (WINDLASS_MASTER_ADDR and so on)."""
+    """Facts that only the job has. None: the batch script exports the value (WINDLASS_MASTER_ADDR and so on)."""
 
     run_dir: str
     run_id: str
@@ -24,20 +25,21 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     master_port: int | None = None
     job_id: str | None = None
     job_file: str | None = None
-    """Shell text that the batch script writes and every rank reads: what could not be known before. Not every launcher
-    carries variables."""
+    """Shell text that the batch script writes and every rank reads: values that were unknown before. Not every launcher
+    carries variables.
+    """
     jit_folder: str | None = None
-    """Name of the folder for JIT caches, where only the job's own shell can tell user and job."""
+    """Name of the directory for JIT caches, if only the job's own shell has user and job."""
     attempt: int | None = None
-    """Which start of the run this is, where somebody watches it and may start it again."""
+    """The number of this start of the run, if a process monitors the run and may restart it."""
     deadline_s: float | None = None
     """When the allocation ends, in seconds since 1970."""
     live: tuple[int, ...] = ()
-    """Ranks on a terminal whose lines are seen while they grow, where the launcher hands on whole lines alone."""
+    """Ranks on a terminal whose lines are shown while they grow, if the launcher forwards only whole lines."""
     kept_caches: bool = True
-    """Unpack the caches that an earlier job kept; windlass has checked who made them."""
+    """Unpack the caches that an earlier job kept. windlass has checked who made them."""
     beats: str | None = None
-    """Folder on each node for the ranks' signs of life, but for the node's number at its end."""
+    """Directory on each node for the ranks' heartbeats, without the node's number at its end."""
 
 
 def environment_lines(plan: Plan) -> list[str]:
@@ -55,7 +57,7 @@ def environment_lines(plan: Plan) -> list[str]:
     if any(setting.secret for setting in plan.environment) or plan.secret_words:
         lines.append('. "$WINDLASS_RUN_DIR/secrets.sh" || w_fail "cannot read the secrets file of this run"')
     logged = plan.request.comm_log
-    # A library is looked for when every path is set, whichever file names it first.
+    # Search for a library only after all paths are set, regardless of which file names it first.
     for setting in sorted(plan.environment, key=lambda setting: setting.when.found is not None):
         if setting.origin.where == "--comm-log" and logged is not None and logged != "all":
             continue
@@ -70,8 +72,8 @@ def environment_lines(plan: Plan) -> list[str]:
 
 
 def _missing_plugins(plan: Plan) -> list[str]:
-    """The first rank says when a library that settings wait for is not there: NCCL and RCCL do not."""
-    if plan.nodes < 2 or plan.container is not None:  # inside a container the host's folders say nothing
+    """Lines with which the first rank reports a missing library that settings need. NCCL and RCCL do not report it."""
+    if plan.nodes < 2 or plan.container is not None:  # inside a container the host's directories are irrelevant
         return []
     tests = {_runtime_test(s): s.when.found for s in plan.environment if s.when.found}
     return [
@@ -124,7 +126,7 @@ SECRETS_FILE = "secrets.sh"
 
 
 def secrets_text(secrets: Secrets) -> str:
-    """Shell text that sets one variable for each secret. Read where the rank's own variables are known."""
+    """Shell text that sets one variable for each secret. It is read after the rank's own variables are set."""
     filled = secrets.filled_from
     lines = ["# Values that plan.json hides. Keep this file to yourself; it is removed when the run ends."]
     for at, word in sorted(secrets.words.items()):
