@@ -1,4 +1,4 @@
-"""Container runtimes: what puts an image around the user's command. One row per backend."""
+"""Container runtimes, which start the user's command in an image. One table row per backend."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def runtime_names() -> tuple[str, ...]:
 
 
 def get_runtime(name: str) -> Runtime:
-    """The backend of this name; an unknown name is a `UsageError` with the nearest one."""
+    """Return the backend of this name. An unknown name raises a `UsageError` that suggests the nearest one."""
     if name not in _BACKENDS:
         raise unknown_name("container runtime", name, _BACKENDS)
     module, attribute = _BACKENDS[name]

@@ -1,8 +1,8 @@
 """Apptainer and Singularity: `apptainer exec [options] IMAGE command`.
 
-The host's variables come in, except PATH, HOME and LD_LIBRARY_PATH, but the image's own value wins over them; one with
-the prefix `APPTAINERENV_` wins over the image. Such a value is evaluated by a shell on its way in, so one with `$` or a
-backquote in it travels another way (see `inside`).
+The container gets the host's variables except PATH, HOME and LD_LIBRARY_PATH. A value that the image sets replaces the
+host's value. A variable with the prefix `APPTAINERENV_` replaces the image's value. A shell evaluates such a value
+before the command starts. Therefore a value with `$` or a backquote is passed differently (see `inside`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OWN = ("APPTAINER_", "APPTAINERENV_", "SINGULARITY_", "SINGULARITYENV_")
 
 
 class Apptainer(Runtime):
-    """Apptainer, also under its old name `singularity` where a site has that as a link to it."""
+    """Apptainer, also under its old name `singularity` where a site links that name to it."""
 
     name: ClassVar[str] = "apptainer"
     executable: ClassVar[str] = "apptainer"
@@ -89,11 +89,11 @@ class Apptainer(Runtime):
     def _folder(self, spec: WrapSpec) -> tuple[Argument, ...]:
         if not spec.cwd or any(a.name in {"--pwd", "--cwd"} for a in spec.container.arguments):
             return ()
-        # --pwd is known to every version; without it a folder that is not there means the home folder, in silence.
+        # Every version has --pwd. Without it, a missing directory silently becomes the home directory.
         return (Argument(words=("--pwd", spec.cwd), because="start in the working folder"),)
 
     def _can_inject(self, setting: Setting) -> bool:
-        """Whether the prefixed variable can bring this value in. PATH has a form of its own to put things in front."""
+        """Whether the prefixed variable can pass this value. PATH has a separate form that prepends."""
         if setting.value is None or setting.secret or setting.name in _NO_WAY_IN:
             return False
         if setting.joins and setting.name != "PATH":
@@ -122,7 +122,7 @@ class Singularity(Apptainer):
 
 
 def _arriving(spec: WrapSpec) -> tuple[Setting, ...]:
-    """Settings for the command; those of the runtime itself (`APPTAINER_CONTAINLIBS`) are for the host alone."""
+    """Settings for the command. The runtime's settings (`APPTAINER_CONTAINLIBS`) apply to the host only."""
     return tuple(s for s in spec.settings if s.inside and s.value is not None and not s.name.startswith(_OWN))
 
 

@@ -1,6 +1,6 @@
-"""Which host paths are seen in the container, and where. Pure.
+"""Choose which host paths the container shows, and where. Pure.
 
-Paths may hold `${NAME}`, which the rank script expands on the node.
+Paths may contain `${NAME}`, which the rank script expands on the node.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _ANY_VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
 _FLAG = Origin(scope="flag", where="--bind")
 PATTERN = re.compile(r"[\w./+-]*\*[\w./*+-]*")
-"""An optional source of a site's with versions in its path: a node binds the newest."""
+"""An optional bind source of a site with a version pattern in its path. A node binds the newest version."""
 
 
 def normal_path(path: str) -> str:
-    """The path without doubled or trailing slashes, and with the home folder as a variable. `..` stays: what it means
-    depends on links."""
+    """Remove doubled and trailing slashes, and replace `~` with `${HOME}`.
+
+    `..` stays, because its meaning depends on symbolic links."""
     if path == "~" or path.startswith("~/"):
         path = "${HOME}" + path[1:]
     if not path or ".." in path.split("/"):
@@ -35,12 +36,12 @@ def normal_path(path: str) -> str:
 
 
 def site_path(path: str) -> str:
-    """A path of the catalog, which may say `$NAME` for `${NAME}`."""
+    """Normalize a path from the catalog, where `$NAME` is allowed for `${NAME}`."""
     return normal_path(_ANY_VARIABLE.sub(lambda m: f"${{{m.group(1) or m.group(2)}}}", path))
 
 
 def parse_bind(text: str, cwd: str) -> Mount:
-    """The user's `SRC[:DST[:ro|rw]]`. A relative source is below the working folder."""
+    """Parse the user's `SRC[:DST[:ro|rw]]`. A relative source is relative to the working directory."""
     hint = "write --bind SRC, --bind SRC:DST or --bind SRC:DST:ro"
     parts = text.split(":")
     if len(parts) > 3 or (len(parts) == 3 and parts[2] not in {"ro", "rw"}):
@@ -57,7 +58,7 @@ def parse_bind(text: str, cwd: str) -> Mount:
 
 
 def mount_of(spec: BindSpec) -> Mount:
-    """A site's bind as a plan has it."""
+    """Convert a bind from a site file to a mount of the plan."""
     source = site_path(spec.source_path)
     return Mount(
         source=source,
@@ -70,18 +71,18 @@ def mount_of(spec: BindSpec) -> Mount:
 
 
 def needed_path(path: str, because: str, *, optional: bool = False) -> Mount:
-    """A path that the command has to see at the same place as on the host."""
+    """A path that the command must see at the same place as on the host."""
     return Mount(source=normal_path(path), target=normal_path(path), because=because, follow=True, optional=optional)
 
 
 def combine(
     mounts: Iterable[Mount], links: Mapping[str, str], real: Mapping[str, str] | None = None
 ) -> tuple[tuple[Mount, ...], tuple[str, ...]]:
-    """Mounts without repetition, parents before children, and what a person should know about those left out.
+    """Return the mounts without duplicates, parents before children, and notes about the mounts that were dropped.
 
-    Links are followed: a mount that lies behind one of the site's `links`, or that has another path in `real`,
-    brings the tree it points into, so that absolute links work inside. Two of the user's own binds to one place are a
-    `UsageError`; otherwise the user's bind wins over the site's."""
+    Symbolic links are followed. If a mount is below one of the site's `links`, or has another path in `real`, the
+    target tree is mounted too, so that absolute links work in the container. Two of the user's binds with the same
+    target raise a `UsageError`. In other conflicts the user's bind replaces the site's bind."""
     chosen: dict[str, Mount] = {}
     notes: list[str] = []
     given = list(mounts)
@@ -99,7 +100,7 @@ def combine(
 
 
 def without(mounts: tuple[Mount, ...], path: str) -> tuple[Mount, ...]:
-    """The mounts without the site's bind of this path (`--bind=-PATH`); an error where there is none."""
+    """Remove the site's bind of this path (`--bind=-PATH`). Raises an error if the path is not bound."""
     path = normal_path(path)
     left = tuple(m for m in mounts if path not in {m.source, m.target})
     if len(left) == len(mounts):
@@ -109,13 +110,15 @@ def without(mounts: tuple[Mount, ...], path: str) -> tuple[Mount, ...]:
 
 
 def settle(mounts: tuple[Mount, ...], environ: Mapping[str, str], there: Container[str]) -> tuple[Mount, ...]:
-    """The mounts that this machine can make: optional ones are left out where the path is missing. A missing path that
-    was asked for is an error, because some runtimes refuse to start and others bind nothing in silence."""
+    """Return the mounts that this machine can make, without optional mounts whose path is missing.
+
+    A required path that is missing raises an error, because some runtimes refuse to start and others silently bind
+    nothing."""
     kept = []
     for mount in mounts:
         source = expanded(mount.source, environ)
         if mount.optional and PATTERN.fullmatch(mount.source):
-            kept.append(mount)  # which version a node has, the node says
+            kept.append(mount)  # each node determines its version
         elif source is not None and source in there:
             kept.append(mount)
         elif not mount.optional:
@@ -124,14 +127,14 @@ def settle(mounts: tuple[Mount, ...], environ: Mapping[str, str], there: Contain
 
 
 def expanded(path: str, environ: Mapping[str, str]) -> str | None:
-    """The path with its variables filled in, or None where one of them is not set."""
+    """The path with its variables replaced, or None if one of them is not set."""
     if any(not environ.get(name) for name in _VARIABLE.findall(path)):
         return None
     return _VARIABLE.sub(lambda match: environ[match.group(1)], path)
 
 
 def refuse_variables(path: str, what: str) -> None:
-    """A folder whose very name looks like a variable would be expanded on its way into the container."""
+    """Raise for a directory whose name looks like a variable, because the rank script would expand it."""
     if _VARIABLE.search(path):
         raise UsageError(
             f"the {what} {path!r} has the form of a variable in its name, which cannot be carried to a container",
@@ -140,7 +143,7 @@ def refuse_variables(path: str, what: str) -> None:
 
 
 def mounts_of(spec: WrapSpec, runtime: Runtime) -> tuple[Mount, ...]:
-    """All mounts of a rank: those of the plan and the run folder, which only the run knows."""
+    """All mounts of a rank: those of the plan, and the run folder, which is known only at run time."""
     mounts = spec.container.mounts
     refuse_variables(spec.run_dir, "run folder")
     if spec.run_dir and not runtime.shares_file_systems:
@@ -151,7 +154,7 @@ def mounts_of(spec: WrapSpec, runtime: Runtime) -> tuple[Mount, ...]:
 
 
 def refuse_inexpressible(mounts: Iterable[Mount], runtime: Runtime) -> None:
-    """A mount that the runtime's syntax would misread is an error before anything starts."""
+    """Raise before anything starts if the runtime's syntax would misread one of the mounts."""
     for mount in mounts:
         wrong = runtime.check_mount(mount)
         if wrong:
@@ -162,14 +165,14 @@ def refuse_inexpressible(mounts: Iterable[Mount], runtime: Runtime) -> None:
 
 
 def bind_argument(mount: Mount, words: tuple[str, ...]) -> Argument:
-    """The words that make this mount; on nodes without the path they are left out where the mount is optional."""
+    """The arguments for this mount. An optional mount adds them only on nodes where the path exists."""
     if mount.optional:
         return OptionalArgument(words=words, because=mount.because, origin=mount.origin, exists=mount.source)
     return Argument(words=words, because=mount.because, origin=mount.origin)
 
 
 def forbidden(mount: Mount, characters: str, meaning: str) -> str | None:
-    """For `check_mount`: which of these characters is in one of the paths, and what it means to the runtime."""
+    """For `check_mount`: report which of these characters occurs in a path, and its meaning to the runtime."""
     for char in characters:
         if char in mount.source or char in mount.target:
             return f"{char!r} in a path {meaning}"
@@ -220,7 +223,7 @@ def _winner(old: Mount, new: Mount, notes: list[str]) -> Mount:
 
 
 def _covered(mount: Mount, others: Iterable[Mount]) -> bool:
-    """Whether a mount that nobody asked for is already seen through a larger one."""
+    """Whether a larger mount already shows a mount that neither the user nor the site requested."""
     if mount.origin.scope != "builtin":
         return False
     for other in others:

@@ -1,7 +1,7 @@
-"""Charliecloud: `ch-run [options] IMAGE -- command`, unprivileged, with an image that is a folder or a squashfs file.
+"""Charliecloud: `ch-run [options] IMAGE -- command`, unprivileged. The image is a directory or a squashfs file.
 
-The host's environment comes in as it is (the image's own is not applied), except TMPDIR. The host's /tmp is /tmp
-inside. Nothing is created in a read-only image, so every mount point has to be there already.
+The container gets the host's environment unchanged except TMPDIR. The image's environment is not applied. /tmp in the
+container is the host's /tmp. ch-run creates nothing in a read-only image, so every mount point must already exist.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Charliecloud(Runtime):
 
 
 def visible_mounts(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
-    """Mounts that have to be made: what lies in /tmp is there already, and ch-run refuses to mount into it."""
+    """The mounts that are needed. Paths in /tmp are already visible, and ch-run refuses to mount into /tmp."""
     return tuple(m for m in mounts if not (m.source == m.target and (m.target + "/").startswith("/tmp/")))
 
 

@@ -1,6 +1,6 @@
-"""Which runtime, and what goes with it: the request and the site's entries become a `ContainerPlan`. Pure.
+"""Choose the runtime and make a `ContainerPlan` from the request and the site's entries. Pure.
 
-On the machine that will run, `SeenPaths` says which images and paths are there; `run/container_paths.py` makes it.
+On the machine that will run, `SeenPaths` lists the images and paths that exist. `run/container_paths.py` creates it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from windlass.model.plan import ContainerPlan, Mount, Setting, setting_of
 from windlass.model.site import ContainerSpec, HostLibrariesSpec, SettingSpec, StorageSpec
 
 INSIDE_ONLY = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD", "PATH"})
-"""On the host these would break the host's own programs, because the paths in them are those of the inside."""
+"""On the host these would break the host's programs, because they contain paths of the container."""
 
 _BY_KIND: dict[ImageKind, tuple[str, ...]] = {
     "sif": ("apptainer", "singularity"),
@@ -41,21 +41,21 @@ _BY_KIND: dict[ImageKind, tuple[str, ...]] = {
 
 
 class ContainerRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user and the plan want of a container."""
+    """The user's and the plan's requirements for a container."""
 
     image: str
     binds: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     cwd: str = ""
     needs: tuple[tuple[str, str], ...] = ()
-    """More paths that the command has to see, each with a reason."""
+    """More paths that the command must see, each with a reason."""
     command: tuple[str, ...] = ()
-    """Checked for bytes that the runtime cannot carry."""
+    """Checked for bytes that the runtime cannot pass."""
     host_libs: str | None = None
 
 
 class ContainerSite(msgspec.Struct, frozen=True, kw_only=True):
-    """What the site says of containers."""
+    """The site's entries about containers."""
 
     specs: tuple[ContainerSpec, ...] = ()
     storage: StorageSpec = StorageSpec()
@@ -64,24 +64,24 @@ class ContainerSite(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeenPaths(msgspec.Struct, frozen=True, kw_only=True):
-    """What the machine that will run has of the paths that a container may need."""
+    """The paths that a container may need, as found on the machine that will run."""
 
     environ: Mapping[str, str]
-    """Fills in the variables in paths."""
+    """Replaces the variables in paths."""
     there: frozenset[str]
-    """Paths that exist, also below the image where that is a folder."""
+    """Paths that exist, including paths below the image if the image is a directory."""
     real: Mapping[str, str] = {}
-    """Paths with links followed."""
+    """Paths with symbolic links resolved."""
     image_readable: bool = True
     image_folder: bool = False
 
 
 class ContainerChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """A decided container, and what it asks of the rest of the plan."""
+    """A chosen container, and its requirements for the rest of the plan."""
 
     plan: ContainerPlan
     settings: tuple[Setting, ...] = ()
-    """Variables for the ranks, to be layered with those of the site and the user."""
+    """Variables for the ranks, merged later with those of the site and the user."""
     modules: tuple[str, ...] = ()
     remarks: tuple[Finding, ...] = ()
 
@@ -89,11 +89,11 @@ class ContainerChoice(msgspec.Struct, frozen=True, kw_only=True):
 def plan_container(
     asked: ContainerRequest, site: ContainerSite, facts: Facts, seen: SeenPaths | None = None
 ) -> ContainerChoice:
-    """Decide the container of the runtime that `facts` name (see `runtime_name`). Without `seen`, paths are left to
-    the node.
+    """Plan the container for the runtime that `facts` name (see `runtime_name`).
 
-    Raises `UsageError` for an image that the runtime cannot take or that is not there, and binds
-    that cannot be expressed; `MachineError` for a path of the site that this machine lacks."""
+    Without `seen`, the node checks the paths. Raises `UsageError` for an image that the runtime cannot use or that
+    does not exist, and for binds that cannot be expressed. Raises `MachineError` for a path of the site that this
+    machine lacks."""
     name = facts.runtime
     backend = _backend(name, asked.image)
     spec = _entry(name, asked.image, site.specs)
@@ -132,7 +132,7 @@ def plan_container(
 
 
 def candidate_mounts(asked: ContainerRequest, site: ContainerSite) -> tuple[Mount, ...]:
-    """Every mount that a plan may make of these, whatever conditions and runtimes decide. For `SeenPaths`."""
+    """Every mount that a plan may contain, before conditions and runtimes are evaluated. For `SeenPaths`."""
     of_site = (binds.mount_of(bind) for spec in site.specs for bind in spec.binds)
     of_user = (binds.parse_bind(text, asked.cwd) for text in asked.binds if not text.startswith("-"))
     paths = (asked.cwd, *(path for path, _ in asked.needs), _local_folder(site.storage), *site.storage.links.values())
@@ -140,7 +140,7 @@ def candidate_mounts(asked: ContainerRequest, site: ContainerSite) -> tuple[Moun
 
 
 def _backend(name: str, image: str) -> Runtime:
-    """The runtime of this name, which can take this image."""
+    """Return the runtime of this name, and raise if it cannot use this image."""
     backend = get_runtime(name)
     wrong = backend.check_image(image)
     if wrong:
@@ -149,8 +149,9 @@ def _backend(name: str, image: str) -> Runtime:
 
 
 def runtime_name(image: str, wanted: str | None, specs: tuple[ContainerSpec, ...]) -> str:
-    """By --runtime, else by the site's entries, the default one first, else by the form of the image. Raises
-    `UsageError` for an unknown runtime, and where none of the site takes the image."""
+    """Choose by --runtime, then by the site's entries (the default entry first), then by the form of the image.
+
+    Raises `UsageError` for an unknown runtime, and if no runtime of the site can use the image."""
     if wanted is not None:
         if wanted not in runtime_names():
             raise unknown_name("container runtime", wanted, runtime_names(), where="--runtime")
@@ -170,7 +171,7 @@ def runtime_name(image: str, wanted: str | None, specs: tuple[ContainerSpec, ...
 
 
 def _entry(name: str, image: str, specs: tuple[ContainerSpec, ...]) -> ContainerSpec:
-    """The site's entry for this runtime: one that names the image, else one for any image, else an empty one."""
+    """The site's entry for this runtime: one that names the image, then one for any image, then an empty one."""
     mine = [spec for spec in specs if spec.runtime == name]
     for spec in sorted(mine, key=lambda spec: not spec.images):
         if not spec.images or _any_match(spec.images, image):
@@ -179,7 +180,7 @@ def _entry(name: str, image: str, specs: tuple[ContainerSpec, ...]) -> Container
 
 
 def _refuse_bytes(backend: Runtime, words: Iterable[str]) -> None:
-    """Better no start than a file name or an argument that was changed in silence."""
+    """Raise rather than start with a file name or an argument that the runtime silently changes."""
     for word in words:
         if not backend.carries_bytes and any("\udc80" <= char <= "\udcff" for char in word):
             raise UsageError(
@@ -193,7 +194,7 @@ def _any_match(patterns: Iterable[str], image: str) -> bool:
 
 
 def image_path(image: str, cwd: str) -> str:
-    """A relative path is one below the working folder; names and URIs stay."""
+    """Make a relative path absolute, below the working directory. Names and URIs stay unchanged."""
     if not looked_up(image):
         return image
     path = binds.normal_path(image)
@@ -256,7 +257,9 @@ def _settled(mounts: tuple[Mount, ...], backend: Runtime, image: str, seen: Seen
 
 
 def _with_mount_points(mounts: tuple[Mount, ...], folder: str, seen: SeenPaths) -> tuple[Mount, ...]:
-    """Charliecloud cannot make a mount point in a read-only image: say so before a thousand ranks do."""
+    """Raise if mount points are missing, once and before a thousand ranks fail.
+
+    Charliecloud cannot create a mount point in a read-only image."""
     lacking = [
         mount
         for mount in visible_mounts(mounts)
@@ -275,7 +278,9 @@ def _with_mount_points(mounts: tuple[Mount, ...], folder: str, seen: SeenPaths) 
 def _arguments(
     backend: Runtime, spec: ContainerSpec, facts: Facts, edits: tuple[str, ...]
 ) -> tuple[tuple[Argument, ...], bool]:
-    """The site's words with the user's edits, `~--name` taking one away; and whether devices get the runtime's flag."""
+    """The site's arguments with the user's edits, and whether to add the runtime's device flag.
+
+    An edit `~--name` removes an argument."""
     out = [
         Argument(words=a.words, because=a.because, origin=a.origin or Origin(scope="site", where=a.source))
         for a in spec.arguments

@@ -1,8 +1,8 @@
-"""The CSCS container engine: Slurm starts the task inside the container that an environment definition file describes.
+"""The CSCS container engine: Slurm starts the task in a container that an environment definition file describes.
 
-`srun --environment=<run folder>/windlass.edf.toml`. The whole rank script then runs inside, so its variables need no
-way in; the file has the image, the mounts, the folder, the variables that must be there before any program starts, and
-the annotations that turn on the hooks of the engine.
+`srun --environment=<run folder>/windlass.edf.toml`. The whole rank script runs in the container, so its variables need
+no special passing. The file contains the image, the mounts, the working directory, the variables that must exist before
+any program starts, and the annotations that enable the engine's hooks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ContainerEngine(Runtime):
 
 
 def edf_text(spec: WrapSpec, mounts: tuple[Mount, ...]) -> str:
-    """The environment definition file, each part with its reason."""
+    """The text of the environment definition file, with a reason for each part."""
     plan = spec.container
     key = "base_environment" if image_kind(plan.image) == "edf" else "image"
     lines = [
@@ -78,7 +78,7 @@ def edf_text(spec: WrapSpec, mounts: tuple[Mount, ...]) -> str:
 
 
 def registry_image(image: str) -> str:
-    """The engine separates a registry from the name by `#`; a name in the common form is rewritten."""
+    """Rewrite a common image name for the engine, which separates the registry from the name with `#`."""
     if image_kind(image) != "registry" or "#" in image:
         return image
     registry, slash, name = image.partition("/")
@@ -88,7 +88,7 @@ def registry_image(image: str) -> str:
 
 
 def _in_front(spec: WrapSpec) -> tuple[inside.Carried, ...]:
-    """The file's variables replace; what goes in front of the image's value is put there by a shell inside."""
+    """Variables that a shell in the container prepends to the image's value. The file can only replace a value."""
     return inside.carry(tuple(s for s in spec.container.settings if s.joins))
 
 
@@ -99,12 +99,12 @@ def _value(setting: Setting) -> str:
 
 
 def _literal(text: str) -> str:
-    """The engine expands `${NAME}` everywhere; a doubled dollar keeps it as it is."""
+    """Escape `${` as `$${`, because the engine expands `${NAME}` everywhere."""
     return text.replace("${", "$${")
 
 
 def _string(text: str) -> str:
-    """A TOML basic string. JSON's escapes are a subset of TOML's once nothing but ASCII is escaped."""
+    """A TOML basic string. JSON's escapes are a subset of TOML's if only ASCII characters are escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

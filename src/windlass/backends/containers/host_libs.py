@@ -1,11 +1,10 @@
-"""Whether a container gets the host's network libraries, and what that adds to it: two folders in its search path.
+"""Decide whether a container gets the host's network libraries, and report how they get into the container. Pure.
 
-Which files these are, each node finds out for itself before the ranks start (`images/node/place.py`); here it is only
-decided that it looks, for what, and where the result is seen inside. Pure.
+The libraries are either injected from the host or part of the image (baked). Both ways fail silently: without its
+plugin, the collective library uses TCP at a tenth of the speed.
 
-How the network's libraries get into a container: injected from the host, or baked into the image. Says which.
-
-It matters because both fail in silence: a missing plugin means TCP at a tenth of the speed.
+Injection adds two directories to the search path in the container. This module decides which libraries to look for and
+where the container sees the result. Each node finds the files before the ranks start (`node/libs/place.py`).
 """
 
 from __future__ import annotations
@@ -19,15 +18,17 @@ from windlass.model.plan import HostLibs, Mount, Setting
 from windlass.model.site import HostLibrariesSpec, Site
 
 FOLDER = "${WINDLASS_CACHE_DIR}/../host-libs"
-"""Beside the job's caches on the node, which every runtime shows inside at the same place."""
+"""Next to the job's caches on the node. Every runtime shows it in the container at the same path."""
 NONE = "none"
 
 
 def host_libs_plan(
     spec: HostLibrariesSpec, wanted: str | None, means: tuple[str, ...], facts: Facts, origin: Origin
 ) -> HostLibs | None:
-    """What the nodes look for; None where the image stays as it is: the user says so, the site brings the libraries in
-    by its own `means`, the fabric needs none, or there is one node."""
+    """The libraries that the nodes look for, or None if the image is used without the host's libraries.
+
+    None if the user asked for that, if the site adds the libraries by its `means`, if the fabric needs none, or if the
+    job has one node."""
     if wanted == NONE:
         return None
     if wanted is not None:
@@ -51,7 +52,7 @@ def host_libs_plan(
 
 
 def host_libs_note(taken: HostLibs) -> str:
-    """For the plan, in the words of `strategy_note`."""
+    """The note for the plan, in the same form as `strategy_note`."""
     what = f"every network library in {taken.own}" if taken.own else ", ".join(taken.names)
     unless = (
         f"; nothing where the image's own libfabric has {taken.provider}" if taken.provider and not taken.own else ""
@@ -60,7 +61,7 @@ def host_libs_note(taken: HostLibs) -> str:
 
 
 def host_libs_settings(taken: HostLibs | None) -> tuple[Setting, ...]:
-    """The search path inside: network libraries first, what they need and the image lacks last."""
+    """The search path in the container: network libraries first, then dependencies that the image lacks."""
     if taken is None:
         return ()
     front = Setting(
@@ -91,7 +92,7 @@ _MODULE = re.compile(r"binding|enable-mpi|multi-node|nccl|mpich-abi", re.IGNOREC
 def host_means(
     mounts: tuple[Mount, ...], arguments: tuple[Argument, ...], annotations: dict[str, str], modules: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The mounts, options, hooks and modules of a site that bring the host's network libraries into a container."""
+    """The mounts, options, hooks and modules of a site that add the host's network libraries to a container."""
     by = [m.source for m in mounts if _LIBRARY.search(m.source) or _LIBRARY.search(m.target)]
     by += [" ".join(a.words) for a in arguments if _OPTION.search(" ".join(a.words))]
     by += [key for key, value in annotations.items() if _HOOK.match(key) and value != "false"]
@@ -100,7 +101,7 @@ def host_means(
 
 
 def strategy_note(means: tuple[str, ...], nodes: int) -> str:
-    """`host-inject: …` with what brings the host's libraries in, or `baked: …`."""
+    """`host-inject: …` with the means that add the host's libraries, or `baked: …`."""
     if means:
         return f"host-inject: network libraries of the host come in by {', '.join(means)}"
     if nodes == 1:
@@ -112,8 +113,9 @@ def strategy_note(means: tuple[str, ...], nodes: int) -> str:
 
 
 def site_means(site: Site) -> tuple[str, ...]:
-    """The `host_means` of a site for containers on several nodes. Empty: windlass looks for the libraries itself.
-    Of several runtimes the site's default counts."""
+    """The `host_means` of a site for containers on several nodes.
+
+    Uses the site's default if the site has several runtimes. If empty, windlass looks for the libraries itself."""
     for spec in sorted(site.file.containers, key=lambda spec: not spec.default)[:1]:
         facts = Facts(
             nodes=2,

@@ -1,8 +1,8 @@
-"""What runs inside the container before the user's command: an activation, and variables that cannot come in alone.
+"""Shell code that runs in the container before the user's command: an activation, and the export of some variables.
 
-A variable is carried under another name (`WINDLASS_INSIDE_X`) where the runtime drops it, where the image's own value
-would win, or where it goes in front of the image's value, which only the inside knows. A few words of `sh` put it in
-place. The user's words are positional parameters of that shell and are never looked at by it.
+A variable is passed under another name (`WINDLASS_INSIDE_X`) in three cases: the runtime drops it, the image's value
+would replace it, or it is prepended to the image's value, which is known only in the container. A short `sh` script
+then sets the variable. The user's arguments are positional parameters of that shell, so it does not evaluate them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from windlass.model.plan import ContainerPlan, Setting
 
 CARRIER = "WINDLASS_INSIDE_"
 NODE_VARIABLES = "$WINDLASS_CACHE_DIR/../host-libs/env.sh"
-"""Written by the node beside the host's libraries (`images/node/place.py`); no braces: the inside expands it."""
+"""Written by the node next to the host's libraries (`node/libs/place.py`). No braces: the container expands it."""
 _LOOP = "windlass_name"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _BRACED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
-    """A variable on its way in: the setting of its carrier on the host, and how it is put in place inside."""
+    """A variable to pass: the carrier setting on the host, and how the container sets the variable from it."""
 
     name: str
     carrier: Setting
@@ -33,7 +33,7 @@ class Carried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def carry(settings: Iterable[Setting]) -> tuple[Carried, ...]:
-    """Settings whose own value travels: the host itself does not have the variable."""
+    """Pass the settings' values. The host does not have these variables."""
     made: list[Carried] = []
     for setting in settings:
         if setting.value is None or not _NAME.match(setting.name):
@@ -58,7 +58,7 @@ def carry(settings: Iterable[Setting]) -> tuple[Carried, ...]:
 
 
 def carry_current(settings: Iterable[Setting], because: str) -> tuple[Carried, ...]:
-    """Settings that the host has: what travels is the value that the rank ended up with, the user's own included."""
+    """Pass the values that the rank has after all settings, including the user's values."""
     return tuple(
         Carried(name=s.name, carrier=current(s, f"{CARRIER}{s.name}", because))
         for s in settings
@@ -67,7 +67,7 @@ def carry_current(settings: Iterable[Setting], because: str) -> tuple[Carried, .
 
 
 def current(setting: Setting, name: str, because: str) -> Setting:
-    """A setting of another name with the present value of `setting`, under the same condition."""
+    """A setting with another name, the current value of `setting`, and the same condition."""
     return Setting(
         name=name,
         value=f"${{{setting.name}}}",
@@ -80,8 +80,9 @@ def current(setting: Setting, name: str, because: str) -> Setting:
 
 
 def rank_settings(names: Iterable[str]) -> tuple[Setting, ...]:
-    """The rank script's own variables as settings, so that they can be carried like the others. Those of windlass and
-    Horovod come in by themselves: no image has them."""
+    """The rank script's variables as settings, so that they are passed like the others.
+
+    Variables of windlass and Horovod are left out. They arrive unchanged, because no image sets them."""
     return tuple(
         Setting(name=name, value=f"${{{name}}}", expand=True, because="who this rank is")
         for name in names
@@ -95,15 +96,16 @@ def host_side(carried: Iterable[Carried]) -> tuple[Setting, ...]:
 
 
 def unset_names(settings: Iterable[Setting]) -> tuple[str, ...]:
-    """Variables that must not exist inside, whatever the image says. One that a test on the node decides is left to
-    the host: the inside cannot repeat that test."""
+    """Variables that must not exist in the container even if the image sets them.
+
+    The host handles a variable that depends on a test on the node, because the container cannot repeat that test."""
     return tuple(s.name for s in settings if s.value is None and not s.when.at_run_time and _NAME.match(s.name))
 
 
 def inner_arguments(
     plan: ContainerPlan, carried: tuple[Carried, ...] = (), unset: tuple[str, ...] = ()
 ) -> tuple[Argument, ...]:
-    """Words between the image and the user's command; none where nothing has to be done inside."""
+    """The arguments between the image and the user's command. Empty if nothing has to run in the container first."""
     activate = plan.activate
     steps: list[str] = []
     reasons: list[str] = []
@@ -121,7 +123,7 @@ def inner_arguments(
         reasons.append("what the node has found out about the host's libraries is read")
     if not steps:
         return ()
-    # Activation scripts use `source` and arrays, which only bash knows; everything else is for any sh.
+    # Activation scripts use `source` and arrays, which need bash. Everything else works in any sh.
     shell = "bash" if activate.strip() else "sh"
     separator = "\n" if "#" in activate or "\n" in activate else "; "
     text = separator.join([*steps, 'exec "$@"'])
@@ -133,7 +135,7 @@ def _placing(carried: tuple[Carried, ...]) -> list[str]:
     steps: list[str] = []
     if plain:
         names = " ".join(dict.fromkeys(plain))
-        # The loop's variable has a long name because it replaces one of the same name in the user's environment.
+        # The loop variable has a long name, because it overwrites a user variable of the same name.
         steps.append(
             f"for {_LOOP} in {names}; do"
             f' eval "[ -z \\"\\${{{CARRIER}${_LOOP}+x}}\\" ] || export ${_LOOP}=\\"\\${CARRIER}${_LOOP}\\"";'
@@ -148,5 +150,5 @@ def _placing(carried: tuple[Carried, ...]) -> list[str]:
 
 
 def _kept_for_inside(text: str) -> str:
-    """`${NAME}` in a command line is expanded on the host; `${NAME-}` means the same and is left for the inside."""
+    """Replace `${NAME}` with `${NAME-}`, which the host does not expand and which has the same meaning."""
     return _BRACED.sub(r"${\1-}", text)

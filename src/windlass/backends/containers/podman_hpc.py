@@ -1,8 +1,8 @@
 """podman-hpc: `podman-hpc run [options] -- IMAGE command`.
 
-Nothing of the host comes in by itself. Variables are given by name (`--env NAME`), so that no value is ever seen in a
-process list. The wrapper looks for its own options in the whole command line and would take a `--gpu` or a `--` away
-from the user's command; a `--` before the image ends that.
+The container gets no variables from the host by default. Variables are passed by name (`--env NAME`), so that a process
+list never shows a value. The wrapper searches the whole command line for its options, and would remove a `--gpu` or a
+`--` from the user's command. A `--` before the image prevents that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FAMILIES = {
     "PMI*": "how MPI in the image finds the other ranks",
     "FLUX_*": "what the scheduler says about the job",
 }
-"""Variables of the job, by the beginning of their names."""
+"""Variables of the job, by the prefix of their names."""
 _SHARED = (
     ("--network", "--net", "host", "the ranks talk over the host's interfaces"),
     ("--ipc", "--ipc", "host", "the ranks of a node share memory through /dev/shm"),
@@ -79,7 +79,7 @@ class PodmanHpc(Runtime):
 
 
 def _shared(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
-    """Network and memory of the host, unless the site or the user says otherwise."""
+    """Use the host's network and memory, unless the site or the user sets something different."""
     given = {a.name for a in arguments}
     return tuple(
         Argument(words=(f"{option}={value}",), because=because)
@@ -95,7 +95,7 @@ def _entrypoint(spec: WrapSpec) -> tuple[Argument, ...]:
 
 
 def _names(spec: WrapSpec) -> list[tuple[str, str]]:
-    """Variables to name, each with its reason. Carriers begin with WINDLASS_ and come with their family."""
+    """Variables to pass by name, each with its reason. Carriers start with WINDLASS_, so `WINDLASS_*` includes them."""
     names = {
         s.name: s.because
         for s in spec.settings

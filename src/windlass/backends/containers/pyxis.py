@@ -1,7 +1,7 @@
-"""Pyxis with enroot: Slurm starts the task inside the image that `srun --container-image` names.
+"""Pyxis with enroot: Slurm starts the task in the image that `srun --container-image` names.
 
-As with an EDF file, the whole rank script runs inside and sets its variables there. Variables that the plan has for the
-container go in under another name, because the image's own values win over those of the host.
+As with an EDF file, the whole rank script runs in the container and sets its variables there. The plan's variables for
+the container are passed under another name, because the image's values replace those of the host.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Shifter: `shifter --image=… --module=… [options] -- command`.
 
-The host's variables come in, except TMPDIR and those of the loader, but the image's own values win; `--env` would win
-over both, but refuses empty values and shows them in the process list, so variables are carried (see `inside`). The
-site's file systems are there by themselves.
+The container gets the host's variables except TMPDIR and those of the loader. The image's values replace the host's.
+`--env` would replace both, but it refuses empty values and shows them in the process list. Therefore variables are
+passed under another name (see `inside`). Shifter mounts the site's file systems by default.
 """
 
 from __future__ import annotations
