@@ -57,7 +57,7 @@ def start_child(
             stderr=subprocess.STDOUT if merge else subprocess.PIPE,
             env=dict(env),
             start_new_session=True,
-            preexec_fn=pdeathsig(death),  # noqa: PLW1509 one system call, and windlass has no threads here
+            preexec_fn=pdeathsig(death),  # noqa: PLW1509  one system call, and windlass has no threads here
         )
     except OSError as error:
         raise CommandError(

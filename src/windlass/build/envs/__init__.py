@@ -1,1 +1,1 @@
-"""Python environments on the host: planning, making, checking and packing them. Variables of ranks: `environment/`."""
+"""Python environments on the host: plan, create, check and pack them. Variables of ranks: `environment/`."""

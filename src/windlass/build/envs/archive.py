@@ -1,8 +1,9 @@
-"""Archives with fixed bytes: tar, tar.gz, tar.zst and squashfs from one list of members. Whole, or not there.
+"""Write archives with reproducible bytes: tar, tar.gz, tar.zst and squashfs from one list of members.
 
-What to do where an environment or its archive cannot be written, by what the system answered.
+An archive is complete or does not exist. If an environment or its archive cannot be written, the module selects a hint
+by the system's error.
 
-Also the changes to scripts that let an unpacked environment work in another folder.
+It also changes scripts so that an unpacked environment works in another folder.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def hint_for(error: OSError, folder: Path) -> str:
-    """What to do about an error of writing into a folder that is there."""
+    """Return the hint for an error of writing into an existing folder."""
     if error.errno in _NO_ROOM:
         return room_hint(folder)
     if error.errno in _NOT_ALLOWED:
@@ -42,7 +43,7 @@ def hint_for(error: OSError, folder: Path) -> str:
 
 
 def room_hint(folder: Path) -> str:
-    """How much room is left."""
+    """Return a hint with the free space."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError:
@@ -69,12 +70,18 @@ class ArchiveMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def refuse_unreadable(error: OSError) -> None:
-    """For `os.walk`, which would leave a folder out that it cannot read: half an environment must not look whole."""
+    """Raise an error for `os.walk`, which would otherwise skip an unreadable folder.
+
+    An incomplete environment must not look complete.
+    """
     raise MachineError(f"{error.filename} cannot be read: {error.strerror}", hint="nothing was written") from error
 
 
 def write_archive(entries: list[ArchiveMember], final: Path, environ: Mapping[str, str]) -> None:
-    """Write the members in the form that the name's ending says. Raises `MachineError` without a program or room."""
+    """Write the members in the format of the name's suffix.
+
+    Raises `MachineError` if a program or disk space is missing.
+    """
     write = _writer(final, environ)
     try:
         with replacing(final, 0o644) as stream:
@@ -103,7 +110,7 @@ def _writer(final: Path, environ: Mapping[str, str]) -> Writer:
         argv = ("sh", "-c", 'exec "$0" - "$2" -tar -quiet -noappend -no-progress -all-root -mkfs-time 0 <"$1"', program)
 
     def through(entries: list[ArchiveMember], stream: BinaryIO) -> None:
-        """A plain archive in a folder of ours, then the program that makes the final form of it."""
+        """Write a plain archive to a temporary folder, then convert it to the final format with the program."""
         with temporary_folder(f".{name}.", final.parent) as work:
             with replacing(work / "plain") as plain:
                 _write_tar(entries, plain)
@@ -157,7 +164,7 @@ _EXEC_LINE = re.compile(rb"#!/bin/sh\n'''exec' \"?(\S*/bin/python[\d.]*)\"? \"\$
 
 
 def own_files(root: Path) -> Iterator[Path]:
-    """Files that tools write the environment's own path into: of a venv all there are, of conda those of Python."""
+    """Return the files that contain the environment's own path: of a venv all of them, of conda those of Python."""
     yield from _files(root / "bin")
     if (root / "pyvenv.cfg").is_file():
         yield root / "pyvenv.cfg"
@@ -168,7 +175,7 @@ def own_files(root: Path) -> Iterator[Path]:
 
 
 def site_packages(root: Path) -> tuple[Path, ...]:
-    """The folders of packages in a prefix."""
+    """Return the package folders of a prefix."""
     found = sorted(root.glob("lib/python3*/site-packages")) + sorted(root.glob("lib/python3*/dist-packages"))
     return tuple(path for path in found if path.is_dir() and not path.is_symlink())
 
@@ -180,7 +187,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def read_text_file(path: Path) -> bytes | None:
-    """The bytes of a small file that holds text; None for programs, large files and what cannot be read."""
+    """Return the bytes of a small text file. None for programs, large files and unreadable files."""
     try:
         data = read_bytes(path, MAX_TEXT)
     except OSError:
@@ -189,7 +196,7 @@ def read_text_file(path: Path) -> bytes | None:
 
 
 def move_names(root: Path, old: str, new: str) -> int:
-    """Write `new` for `old` in all files that name the environment's own place; returns in how many."""
+    """Replace `old` by `new` in all files that contain the environment's path. Returns the number of changed files."""
     before, after = os.fsencode(old), os.fsencode(new)
     whole = re.compile(re.escape(before) + rb"(?![\w.-])")
     count = 0
@@ -205,20 +212,20 @@ def move_names(root: Path, old: str, new: str) -> int:
 
 
 def interpreter_of(data: bytes) -> str | None:
-    """The Python that a script names in its first line, in either of pip's forms."""
+    """Return the Python in the first line of a script, in either of pip's forms."""
     found = _PYTHON_LINE.match(data) or _EXEC_LINE.match(data)
     return os.fsdecode(found[1]) if found else None
 
 
 def portable_script(data: bytes) -> bytes:
-    """The script with a first line that takes the Python beside it, wherever both are. What is none stays as it is."""
+    """Change a script's first line so that it uses the Python next to it. Other files do not change."""
     found = _PYTHON_LINE.match(data) or _EXEC_LINE.match(data)
     if found is None:
         return data
     name = found[1].rsplit(b"/", 1)[1]
     options = found[2].strip() if found.re is _PYTHON_LINE else b""
     words = b" " + options if options else b""
-    # sh reads the second line as a command, Python the second and third as a string.
+    # sh reads the second line as a command. Python reads the second and third lines as a string.
     head = (
         b'#!/bin/sh\n\'\'\'exec\' "$(dirname "$(readlink -f "$0")")/'
         + name

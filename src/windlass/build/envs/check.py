@@ -1,6 +1,7 @@
-"""Whether an environment will work on a site: findings about what is in it, each with a remedy, and a verdict. Pure.
+"""Check whether an environment will work on a site: findings with remedies, and a verdict. Pure.
 
-What of this machine decides which wheels work: CPU, C library, drivers. Reads files, runs nothing.
+The module also reads the facts of this machine that decide which wheels work: CPU, C library, drivers. It only reads
+files.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def probe_host(root: Path = Path("/")) -> HostFacts:
-    """Look. What is not there is empty."""
+    """Read the facts of this machine. A missing fact is empty."""
 
     def read(path: Path) -> str:
         try:
@@ -60,7 +61,7 @@ def probe_host(root: Path = Path("/")) -> HostFacts:
 
 
 def parse_nvidia_version(text: str) -> str:
-    """The driver's version in the text of /proc/driver/nvidia/version."""
+    """Return the driver's version in the text of /proc/driver/nvidia/version."""
     found = re.search(r"Kernel Module(?: for \S+)?\s+(\d+\.\d+(?:\.\d+)?)", text)
     return found[1] if found else ""
 
@@ -85,14 +86,17 @@ class EnvCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnvLocation(msgspec.Struct, frozen=True, kw_only=True):
-    """Where it lies: the file system as this machine names it, where many nodes share it, and the user's home."""
+    """The location of an environment.
+
+    `file_system` is its name on this machine, if many nodes share it. `home` is the user's home.
+    """
 
     file_system: str = ""
     home: str = ""
 
 
 def check_env(facts: EnvFacts, site: Site, host: HostFacts | None, place: EnvLocation) -> EnvCheck:
-    """Hold the environment against the site. `host` is this machine, where it is the site's; else None."""
+    """Check the environment for the site. `host` is this machine if it belongs to the site, otherwise None."""
     findings = (
         *_interpreter(facts),
         *_machine(facts, site, host),
@@ -129,7 +133,7 @@ def _interpreter(facts: EnvFacts) -> Iterator[Finding]:
 
 
 def _other_version(facts: EnvFacts) -> bool:
-    """Whether the base was replaced by another minor version, as an update of the system or of a module does."""
+    """Return whether an update of the system or of a module replaced the base by another minor version."""
     name = re.search(r"python(3\.\d+)\Z", facts.base)
     return name is not None and facts.python.split(".")[:2] != name[1].split(".")
 
@@ -187,7 +191,10 @@ def _torch(facts: EnvFacts, site: Site, host: HostFacts | None) -> Iterator[Find
 
 
 def _without_torch(facts: EnvFacts, site: Site, vendor: str) -> Finding:
-    """It may lie beneath, where a module or an image has it, or not be wanted."""
+    """Return the finding for an environment without torch.
+
+    A module or an image beneath it may provide torch, or torch is not wanted.
+    """
     if "torch" in facts.beneath_packages:
         return Finding("torch", "ok", f"{facts.beneath_packages['torch']}, beneath it")
     if facts.beneath and site.file.python.beneath != "nothing":

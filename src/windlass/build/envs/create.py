@@ -1,7 +1,7 @@
-"""Makes an environment here. It gets its name when it is complete; before that nothing is under that name.
+"""Create an environment on this machine. It gets its final name only when it is complete.
 
-All steps run in one bash, the script of the plan itself, in a hidden folder beside the final one. What was interrupted
-is cleared away by the next start, which begins anew: pip's cache has what was downloaded.
+All steps run in one bash, with the script of the plan, in a hidden folder next to the final one. After an interruption,
+the next start removes the incomplete folder and begins again. pip's cache still has the downloads.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ _NO_NETWORK = (
 
 
 class Created(msgspec.Struct, frozen=True, kw_only=True):
-    """What was made."""
+    """The created environment."""
 
     path: str
     site: str
     log: str
     seconds: float
     swept: bool
-    """What an interrupted start had left was cleared away first."""
+    """Whether the remains of an interrupted start were removed first."""
 
 
 def refuse_elsewhere(plan: EnvPlan, here: str) -> None:
-    """`UsageError` for what cannot be made here, with what to do instead."""
+    """Raise `UsageError` for a plan that cannot be executed here, with the alternative."""
     said = f"windlass env plan --site {plan.site} --format script >make-env.sh; run it on a login node there with bash"
     if plan.site != here:
         raise UsageError(f"an environment for {plan.site} cannot be made here: this is {here}", hint=said)
@@ -73,7 +73,7 @@ def refuse_elsewhere(plan: EnvPlan, here: str) -> None:
 
 
 def create_env(plan: EnvPlan, environ: Mapping[str, str], tell: Callable[[str], None]) -> Created:
-    """Make it. On return it is complete; else nothing is under its name and the log says why."""
+    """Create the environment. If it fails, nothing exists under its name, and the log contains the reason."""
     final = Path(plan.path)
     work, log = final.with_name(f".{final.name}.partial"), final.with_name(f"{final.name}.{LOG}")
     _refuse_place(final)
@@ -86,7 +86,7 @@ def create_env(plan: EnvPlan, environ: Mapping[str, str], tell: Callable[[str], 
         with _work_folder(work) as opened:
             partial = Path(f"/proc/{os.getpid()}/fd/{opened}", final.name)  # `work` may be renamed
             _run(plan, partial, log, {**environ, _MARK: str(work)}, tell)
-            for built in (partial, work / final.name):  # some tools write down where a path leads
+            for built in (partial, work / final.name):  # some tools store the resolved path
                 move_names(partial, str(built), str(final))
             replace_file(partial / RECORD, to_json(plan), 0o644)
             _name(opened, work, final)
@@ -129,7 +129,7 @@ def _locked(final: Path) -> int:
 
 
 def _sweep(work: Path, tell: Callable[[str], None]) -> bool:
-    """Clear away what an interrupted start left: its processes, which may live still, and its folder."""
+    """Remove what an interrupted start left: its processes, which may still run, and its folder."""
     try:
         uid = work.lstat().st_uid
     except FileNotFoundError:
@@ -144,7 +144,7 @@ def _sweep(work: Path, tell: Callable[[str], None]) -> bool:
 
 @contextlib.contextmanager
 def _work_folder(work: Path) -> Iterator[int]:
-    """A new folder that only we can enter, as a descriptor, removed at the end."""
+    """Create a folder that only this user can enter, yield its descriptor, and remove the folder at the end."""
     work.mkdir(mode=0o700)
     opened = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -156,7 +156,7 @@ def _work_folder(work: Path) -> Iterator[int]:
 
 
 def _is_ours(opened: int, work: Path) -> bool:
-    """Whether the folder under this name is still the one that was opened, and ours."""
+    """Return whether this path is still the opened folder and belongs to this user."""
     found = os.fstat(opened)
     try:
         named = work.lstat()
@@ -199,7 +199,10 @@ def _run(plan: EnvPlan, partial: Path, log: Path, environ: Mapping[str, str], te
 
 
 def _lines(output: IO[bytes], ended: Callable[[], bool], log: IO[bytes]) -> Iterator[str]:
-    """Lines of the child as they come, all of them in the log, until it has ended; `DeadlineError` in time."""
+    """Yield the child's lines until it ends, and write all of them to the log.
+
+    Raises `DeadlineError` after the deadline.
+    """
     rest, end = b"", time.monotonic() + _MAX_S
     while time.monotonic() < end:
         ready, _, _ = select.select([output], [], [], 1.0)

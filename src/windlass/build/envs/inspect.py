@@ -1,6 +1,7 @@
-"""What is inside a Python environment: reads its files and runs nothing of it.
+"""Inspect a Python environment: read its files and run nothing of it.
 
-Everything in it may be damaged, half-made or another machine's; what cannot be read is left out or named, never raised.
+Everything in it may be damaged, incomplete or from another machine. Data that cannot be read is left out or named, and
+never raises an error.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _MAPPING = re.compile(r"'([^']+)'\s*:\s*'(/[^']*)'")
 
 
 class OutsidePath(msgspec.Struct, frozen=True, kw_only=True):
-    """A path out of the environment that Python would search: by a `.pth` file or an editable install."""
+    """A path outside of the environment that Python would search, because of a `.pth` file or an editable install."""
 
     by: str
     path: str
@@ -38,7 +39,7 @@ class OutsidePath(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MpiModule(msgspec.Struct, frozen=True, kw_only=True):
-    """An extension of mpi4py, the MPI that it is linked with, and where this machine has that."""
+    """An extension of mpi4py, the MPI that it is linked with, and the path of that MPI on this machine."""
 
     file: str
     library: str
@@ -46,20 +47,20 @@ class MpiModule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnvFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The environment as it lies there."""
+    """The facts of an environment on disk."""
 
     path: str
     kind: str
     python: str
     base: str
-    """The interpreter that a venv stands on; empty for conda, which has its own."""
+    """The base interpreter of a venv. Empty for conda, which has its own interpreter."""
     base_found: bool
     beneath: bool
     machine: str = ""
     foreign: tuple[str, ...] = ()
     """Libraries for another machine."""
     damaged: tuple[str, ...] = ()
-    """Libraries that are no sound ELF files."""
+    """Libraries that are not valid ELF files."""
     glibc: str = ""
     glibc_by: str = ""
     packages: dict[str, str] = {}
@@ -67,21 +68,21 @@ class EnvFacts(msgspec.Struct, frozen=True, kw_only=True):
     twice: tuple[str, ...] = ()
     unmet: tuple[tuple[str, str, str], ...] = ()
     torch: dict[str, str] = {}
-    """`__version__`, `cuda`, `hip`, `xpu`, as far as they are set."""
+    """Those of `__version__`, `cuda`, `hip` and `xpu` that are set."""
     plugins: tuple[str, ...] = ()
     mpi: tuple[MpiModule, ...] = ()
     moved: tuple[tuple[str, str], ...] = ()
-    """Scripts whose Python is somewhere else, and where."""
+    """Scripts whose Python is in another place, and that place."""
     outside: tuple[OutsidePath, ...] = ()
     incomplete: bool = False
     fixed: tuple[str, ...] = ()
-    """Files that conda wrote the environment's place into."""
+    """Files into which conda wrote the environment's path."""
     made_for: str = ""
-    """The site that windlass made it for, where it did."""
+    """The site that windlass created it for. Empty if windlass did not create it."""
 
 
 def inspect_env(path: str) -> EnvFacts:
-    """Look. Raises `UsageError` where there is no environment."""
+    """Inspect an environment. Raises `UsageError` if the path is not an environment."""
     root = Path(path).expanduser().absolute()
     kind = _kind(root)
     config = _config(root)
@@ -128,7 +129,7 @@ def _kind(root: Path) -> str:
     if (root / "conda-meta").is_dir():
         return "conda"
     if (root / "bin" / "python").exists() and site_packages(root):
-        return "python"  # a Python of its own: what `pack --with-python` makes of a venv
+        return "python"  # a complete Python: the result of `pack --with-python` for a venv
     if root.is_dir():
         what = "neither pyvenv.cfg nor conda-meta is in it"
     else:
@@ -157,7 +158,7 @@ def _python(root: Path, config: dict[str, str], minor: str) -> str:
 
 
 def _base(root: Path, config: dict[str, str]) -> str:
-    """Where the link of bin/python ends, or what pyvenv.cfg says."""
+    """Return the target of the link bin/python, or the entry in pyvenv.cfg."""
     link = root / "bin" / "python"
     with contextlib.suppress(OSError, RuntimeError):
         if link.is_symlink():
@@ -172,7 +173,7 @@ def _distributions(root: Path) -> list[tuple[str, str, tuple[str, ...]]]:
 def _in_folder(folder: Path) -> list[tuple[str, str, tuple[str, ...]]]:
     found = []
     for distribution in distributions(path=[str(folder)]):
-        with contextlib.suppress(Exception):  # metadata of a stranger, in any state
+        with contextlib.suppress(Exception):  # untrusted metadata, in any state
             name, version = _named(distribution)
             found.append((name, version, tuple(distribution.requires or ())))
     return sorted(found)
@@ -253,7 +254,7 @@ def _pth_paths(text: str) -> list[str]:
 
 
 def _source(target: str) -> bool:
-    """Whether the path is a checkout that was installed with `pip install -e` by older tools."""
+    """Return whether the path is a checkout that older tools installed with `pip install -e`."""
     return any((Path(target) / name).exists() for name in ("setup.py", "pyproject.toml"))
 
 
@@ -317,7 +318,7 @@ class _Libraries:
             self._mpi(path, elf)
 
     def _text_or_damage(self, root: Path, path: Path) -> None:
-        """Some libraries are scripts of the linker; an empty or torn one is damage."""
+        """Some libraries are linker scripts. An empty or truncated file is damaged."""
         data = read_text_file(path)
         if data is None or not re.search(rb"INPUT|GROUP|GNU ld", data):
             self.damaged.append(str(path.relative_to(root)))

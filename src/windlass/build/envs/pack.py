@@ -1,10 +1,10 @@
-"""Packs an environment into one archive that works wherever it is unpacked. The archive is whole or not there.
+"""Pack an environment into one archive that works wherever it is unpacked.
 
-Scripts find the Python beside them, activation finds its own folder, links inside become relative. The files keep their
-times, because compiled modules are valid only for sources of the same time; all else that could differ is fixed, so the
-same environment gives the same bytes.
+Scripts find the Python next to them, activation finds its own folder, and links inside become relative. The files keep
+their times, because compiled modules are valid only for sources of the same time. All other attributes are fixed, so
+the same environment gives the same bytes. The archive is complete or does not exist.
 
-The interpreter that a venv stands on, to go into an archive with it: the venv becomes a Python of its own.
+With `--with-python`, the archive also contains the base interpreter of a venv. The venv then becomes a complete Python.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class BasePython:
         self._replaced = {"bin/python", "bin/python3", f"bin/{library.name}", "pyvenv.cfg"}
 
     def has(self, inside: str) -> bool:
-        """Whether a member of the venv gives way."""
+        """Return whether this member of the venv is replaced."""
         return inside in self._replaced
 
     def entries(self) -> Iterator[ArchiveMember]:
@@ -61,7 +61,7 @@ class BasePython:
             )
         for link in ("bin/python", "bin/python3"):
             yield ArchiveMember(name=link, link=self.library.name, mode=0o777, mtime=mtime)
-        # Debian's Python looks for packages under this name outside of a venv.
+        # Outside of a venv, Debian's Python searches for packages under this name.
         yield ArchiveMember(
             name=f"lib/{self.library.name}/dist-packages", link="site-packages", mode=0o777, mtime=mtime
         )
@@ -77,7 +77,7 @@ class BasePython:
                 yield ArchiveMember(name=inside, path=str(path), mode=mode, mtime=mtime, size=found.st_size)
 
     def needs(self) -> Iterator[str]:
-        """Libraries of the system that the program and its standard library are linked with."""
+        """Return the system libraries that the program and its standard library are linked with."""
         names: set[str] = set()
         for path in (self.program, *sorted((self.library / "lib-dynload").glob("*.so"))):
             names.update(_elf(path).needed if is_elf(str(path)) else ())
@@ -98,7 +98,7 @@ def _wanted(name: str) -> bool:
 
 
 def base_python(facts: EnvFacts) -> BasePython:
-    """The interpreter of a venv. Raises `UsageError` for one that works only where it is."""
+    """Return the interpreter of a venv. Raises `UsageError` for one that cannot be moved."""
     program = Path(facts.base)
     minor = ".".join(facts.python.split(".")[:2])
     library = program.parent.parent / "lib" / f"python{minor}"
@@ -117,8 +117,11 @@ def base_python(facts: EnvFacts) -> BasePython:
 
 
 def beside_itself(data: bytes, elf: Elf) -> bytes | None:
-    """A program whose loader looks for libraries beside it, in the place of the folder that it was built for. The new
-    name must fit into the old one's room; None where it does not, or where anything else would change."""
+    """Patch a program so that its loader searches for libraries next to it, not in the folder that it was built for.
+
+    The new path must fit into the space of the old one. Returns None if it does not fit, or if the patch would change
+    other data.
+    """
     for old in (*elf.rpath, *elf.runpath):
         room = os.fsencode(old)
         if len(room) < len(_BESIDE) or data.count(b"\0" + room + b"\0") != 1:
@@ -134,11 +137,11 @@ def beside_itself(data: bytes, elf: Elf) -> bytes | None:
 
 
 _DROPPED = ("windlass-env.log", "bin/activate.csh", "bin/activate.fish", "bin/activate.nu", "bin/Activate.ps1")
-"""The log, and activation for shells in which a file cannot tell where it is."""
+"""The log, and activation scripts of shells in which a script cannot detect its own path."""
 
 
 class Packed(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written, and what it needs where it is unpacked."""
+    """The written archive, and what it needs where it is unpacked."""
 
     file: str
     size_bytes: int
@@ -147,11 +150,14 @@ class Packed(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     needs: tuple[str, ...]
     left: tuple[str, ...]
-    """Files that hold the old path and could not be made to work anywhere."""
+    """Files that contain the old path and could not be made portable."""
 
 
 def pack_env(path: str, output: str, *, with_python: bool, environ: Mapping[str, str], force: bool = False) -> Packed:
-    """Write the archive. Raises `UsageError` for what cannot be packed, `MachineError` without a program or room."""
+    """Write the archive.
+
+    Raises `UsageError` if it cannot be packed. Raises `MachineError` if a program or disk space is missing.
+    """
     began = time.monotonic()
     facts = inspect_env(path)
     root = Path(facts.path)
@@ -237,7 +243,7 @@ def _entry(root: Path, path: Path, inside: str) -> Iterator[ArchiveMember]:
 
 
 def _link(root: Path, path: Path) -> str:
-    """Where a link leads, from where it is: into the environment by a relative path, out of it as it stands."""
+    """Return the target of a link: relative if it is in the environment, otherwise unchanged."""
     target = path.readlink()
     if target.is_absolute() and target.is_relative_to(root):
         return os.path.relpath(target, path.parent)
@@ -245,7 +251,7 @@ def _link(root: Path, path: Path) -> str:
 
 
 def _portable(root: Path, path: Path, inside: str) -> bytes | None:
-    """New content for a file that names the environment's place; None: as it is on disk."""
+    """Return new content for a file that contains the environment's path. None: the content on disk is used."""
     if not inside.startswith("bin/") and inside != "pyvenv.cfg":
         return None
     data = read_text_file(path)
@@ -254,7 +260,7 @@ def _portable(root: Path, path: Path, inside: str) -> bytes | None:
     if inside == "bin/activate":
         return packaged_text(__file__, "activate.sh").encode()
     if inside == "pyvenv.cfg":
-        # Only `home` is read; the command that made it names the old place.
+        # Python reads only `home`. The command that created the venv contains the old path.
         kept = [line for line in data.splitlines() if not line.startswith(b"command")]
         return b"\n".join(kept) + b"\n"
     changed = portable_script(data)
@@ -262,7 +268,7 @@ def _portable(root: Path, path: Path, inside: str) -> bytes | None:
 
 
 def _left(root: Path, entries: list[ArchiveMember], fixed: tuple[str, ...]) -> list[str]:
-    """Files that still name the old place: scripts of an unknown form, and what conda wrote it into."""
+    """Return files that still contain the old path: scripts of an unknown form, and files that conda wrote it into."""
     changed = {entry.name for entry in entries if entry.data is not None}
     found = [name for name in fixed if name not in changed]
     for entry in entries:

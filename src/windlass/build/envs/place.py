@@ -1,4 +1,4 @@
-"""Where an environment lies: what kind of file system that is at this site, the cost and the remedy. Pure."""
+"""The file system of an environment's folder at this site, its cost and the remedy. Pure."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ _SLOWEST = ("NFS", "DVS")
 
 
 def stem(path: str) -> str:
-    """The part of a catalog's path before its first variable: `/ccs/home` of `/ccs/home/${USER}`."""
+    """Return the part of a catalog's path before its first variable: `/ccs/home` of `/ccs/home/${USER}`."""
     return path.split("$", 1)[0].split("{", 1)[0].rstrip("/")
 
 
 def is_home(path: str, site: Site, home: str = "") -> bool:
-    """Whether the path is in a home folder: the user's own, or by the site's words."""
+    """Return whether the path is in a home folder: the user's, or a home folder of the site."""
     if path.startswith(("~", "${HOME}", "$HOME")):
         return True
     return is_below(path, home) or is_below(path, stem(site.file.storage.home))
 
 
 def place_findings(path: str, site: Site, *, seen: str = "", home: str = "", account: str = "") -> tuple[Finding, ...]:
-    """What is to be said about this place. `seen` is the file system as the machine itself names it, where it could be
-    looked at; else the catalog decides. `account` is the project, where it is known."""
+    """Return the findings about this place.
+
+    `seen` is the file system that this machine reports, if it could be examined. Otherwise the catalog decides.
+    `account` is the project, if it is known.
+    """
     storage = site.file.storage
     known = sorted(storage.file_systems, key=len, reverse=True)
     kind = seen or next((storage.file_systems[p] for p in known if is_below(path, p)), "")
@@ -61,7 +64,7 @@ def _remedy(site: Site, account: str) -> str:
 
 
 def _cost(site: Site, kind: str) -> str:
-    """What somebody measured at this site."""
+    """Return the cost that was measured at this site."""
     measured = [r for r in site.file.references if r.unit == "s" and r.nodes and r.what.endswith(f"from {kind}")]
     if not measured:
         return ""

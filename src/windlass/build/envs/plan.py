@@ -1,7 +1,7 @@
-"""How a Python environment is made at a site: a value that says every step, its reason and its source. Pure.
+"""How a Python environment is created at a site: a value with every step, its reason and its source. Pure.
 
-The shell lines are written for `bash` with three names in them: `$ENV` (the folder), `$IMAGE` (where packages of an
-image lie beneath), and `py`, a function that runs the environment's own Python wherever it has to run.
+The shell lines are for `bash` and use three names: `$ENV` (the folder), `$IMAGE` (the image, if its packages are
+beneath the environment), and `py`, a function that runs the environment's Python where it must run.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ _KEPT = "'^(torch|pytorch-triton[a-z-]*)=='"
 
 
 class EnvRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asks for."""
+    """The user's request."""
 
     path: str = ""
     extras: tuple[str, ...] = ()
     torch: str = ""
     """A version, a build (`+cu128`), both, or `none`."""
     torch_index: str = ""
-    """Another index for torch; `none`: whatever pip is configured with."""
+    """Another index for torch. `none`: the index that pip is configured with."""
     python: str = ""
-    """conda: a version; venv: the interpreter to build on."""
+    """For conda a version, for a venv the interpreter to build on."""
     image: str = ""
     account: str = ""
-    """The project that the site's places for environments belong to."""
+    """The project that owns the site's folders for environments."""
 
 
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen of the machine, where it is the one that is planned for; else what the catalog says."""
+    """Facts of the machine, if it is the target of the plan. Otherwise the catalog's facts."""
 
     vendor: str = ""
     machine: str = ""
@@ -60,7 +60,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnvPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole: how it is made (`steps`) and how it is used (`use`)."""
+    """The whole plan: how the environment is created (`steps`) and how it is used (`use`)."""
 
     version: int
     site: str
@@ -73,7 +73,7 @@ class EnvPlan(msgspec.Struct, frozen=True, kw_only=True):
     torch: Wheel | None
     extras: tuple[str, ...]
     variables: tuple[str, ...]
-    """Variables that the path is made of and that must be set: the project, a scratch folder."""
+    """Variables in the path that must be set: the project, a scratch folder."""
     steps: tuple[EnvStep, ...]
     use: tuple[EnvStep, ...]
     findings: tuple[Finding, ...]
@@ -81,7 +81,7 @@ class EnvPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_env(request: EnvRequest, site: Site, facts: MachineFacts) -> EnvPlan:
-    """Decide. Raises `UsageError` for what cannot be: an unknown build of torch, a name that is no package."""
+    """Make the plan. Raises `UsageError` for an unknown build of torch or an invalid package name."""
     spec = site.file.python
     _refuse_strange(request, spec)
     path = with_account(request.path or f"{spec.place or '${HOME}/envs'}/torch", request.account)
@@ -202,7 +202,7 @@ def _image(request: EnvRequest, site: Site) -> list[EnvStep]:
     if not image:
         line = ': "${IMAGE:?set IMAGE to the image, or the environment definition (EDF), that the job will use}"'
     elif "*" in image:
-        named = "*".join(quote(part) if part else "" for part in image.split("*"))  # the star is the shell's
+        named = "*".join(quote(part) if part else "" for part in image.split("*"))  # the shell must expand the star
         line = f"IMAGE=${{IMAGE:-$(printf '%s\\n' {named} | sort -V | tail -n 1)}}"
     else:
         line = f"IMAGE=${{IMAGE:-{quote(image)}}}"
@@ -239,8 +239,8 @@ def _environment(request: EnvRequest, site: Site, source: str) -> EnvStep:
         )
     python = quote(request.python or "python3")
     if spec.beneath == "image":
-        # WITH_CONDA activates the image's own environment where it has one; `.pth`: a venv inside the image would not
-        # be seen by a venv that is made from it.
+        # WITH_CONDA activates the image's own environment if it has one. `.pth`: a venv that is created from a venv
+        # inside the image would not see its packages.
         make = 'eval "${WITH_CONDA:-}"; exec "$0" "$@"'
         return EnvStep(
             name="a venv with the image's packages beneath",
@@ -343,7 +343,7 @@ def _with_mpi(site: Site) -> str:
 def _try(wheel: Wheel | None, extras: tuple[Extra, ...], spec: PythonSpec) -> EnvStep:
     names = [extra.module for extra in extras if extra.module and not extra.mpi]
     names = (["torch"] if wheel is not None or spec.beneath != "nothing" else []) + names
-    # mpi4py's package, not its MPI: that starts only where a launcher is. Before torch, as Frontier wants it.
+    # Import mpi4py's package, not its MPI, which starts only under a launcher. Before torch, as Frontier requires.
     names = (["mpi4py"] if any(extra.mpi for extra in extras) else []) + names
     code = f"import {', '.join(names)}" if names else "import sys"
     say = "; print(torch.__version__)" if "torch" in names else ""

@@ -1,4 +1,4 @@
-"""A plan of an environment as text for people and as a script for bash. Pure."""
+"""Write the plan of an environment as text for people and as a script for bash. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from windlass.build.images.render import comment_lines
 
 _WIDTH = 110
 STEP_MARK = "== step"
-"""How a script says in its output that a step begins."""
+"""The mark in a script's output at the beginning of a step."""
 
 
 def plan_text(plan: EnvPlan, findings: list[str], width: int = _WIDTH) -> str:
-    """For people; paragraphs as wide as this at most. `findings` are the plan's, as the caller rendered them."""
+    """Return text for people with paragraphs of at most this width. The caller has rendered the plan's `findings`."""
     lines = [f"A Python environment for {plan.site}: {plan.kind} at {shell_path(plan.path)}"]
     lines += [*_wrapped(plan.because, "  ", width), f"  source: {plan.source}", ""]
     for number, step in enumerate(plan.steps, 1):
@@ -45,7 +45,7 @@ def _command_lines(step: EnvStep) -> list[str]:
 
 
 def command_lines(plan: EnvPlan) -> list[str]:
-    """The lines of `plan_text` that people copy."""
+    """Return the lines of `plan_text` that people copy."""
     return [line for step in (*plan.steps, *plan.use) for line in _command_lines(step)]
 
 
@@ -54,7 +54,10 @@ def _wrapped(text: str, indent: str, width: int) -> list[str]:
 
 
 def script_text(plan: EnvPlan) -> str:
-    """The script, for a login node of the site. It stops at the first step that fails and says what is left behind."""
+    """Return the script for a login node of the site.
+
+    It stops at the first failed step and prints what it leaves behind.
+    """
     lines = ["#!/bin/bash", *comment_lines(f"A Python environment for {plan.site} ({plan.kind}), made by windlass.")]
     lines += comment_lines(f"{plan.because}. Source: {plan.source}")
     lines += comment_lines("Run it on a login node. ENV=/another/place bash FILE puts it elsewhere.")

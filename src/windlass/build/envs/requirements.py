@@ -1,7 +1,7 @@
-"""What a package says it needs, as its metadata writes it (PEP 508), and whether that is there. Pure.
+"""Requirements of a package in its metadata (PEP 508), and whether they are met. Pure.
 
-Only what decides is read: name, versions, marker. A line that is not understood counts as met: a check that cries wolf
-is not read.
+Only name, versions and marker are read. A line that cannot be parsed counts as met, because users ignore a check with
+false alarms.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RELEASE = re.compile(r"v?(?:\d+!)?(\d+(?:\.\d+)*)(?:[._-]?(a|b|rc|alpha|beta|c|
 
 
 class Unmet(NamedTuple):
-    """A need that is not met: `found` is the version that is there, empty where none is."""
+    """A requirement that is not met. `found` is the installed version, or empty if it is not installed."""
 
     package: str
     needs: str
@@ -35,8 +35,11 @@ def normal_name(name: str) -> str:
 def unmet(
     packages: Mapping[str, Iterable[str]], versions: Mapping[str, str], marker: Mapping[str, str]
 ) -> tuple[Unmet, ...]:
-    """Needs that `versions` (by normal names) does not meet. `packages` has the lines of each; `marker` the values of
-    the environment's variables (`python_version`, …)."""
+    """Return the requirements that `versions` (by normal names) does not meet.
+
+    `packages` has the lines of each package. `marker` has the values of the environment's variables (`python_version`,
+    …).
+    """
     found = []
     for package, lines in packages.items():
         for line in lines:
@@ -53,7 +56,7 @@ def unmet(
 
 
 def fits(version: str, wanted: str) -> bool:
-    """Whether a version meets specifiers such as `>=2.0,<3`; what is not understood is met."""
+    """Return whether a version meets specifiers such as `>=2.0,<3`. A specifier that cannot be parsed is met."""
     return all(_one(version, part) for part in wanted.split(",") if part.strip())
 
 
@@ -84,7 +87,7 @@ def _one(version: str, text: str) -> bool:
 
 
 def _key(version: str) -> tuple[tuple[int, ...], tuple[int, str, int]]:
-    """Release and pre-release; a local part (`+cu128`) and post-releases do not count."""
+    """Return release and pre-release. A local part (`+cu128`) and post-releases are ignored."""
     found = _RELEASE.match(version.partition("+")[0].strip())
     if found is None:
         return (), (1, "", 0)
@@ -100,7 +103,7 @@ def _padded(release: tuple[int, ...], width: int) -> tuple[int, ...]:
 
 
 def _holds(text: str, marker: Mapping[str, str]) -> bool:
-    """Whether a marker holds. One that is not understood does not: its need may be meant for others."""
+    """Return whether a marker holds. One that cannot be parsed does not: its requirement may be for other systems."""
     if not text.strip():
         return True
     tokens = _TOKEN.findall(text)

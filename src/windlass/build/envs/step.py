@@ -1,4 +1,4 @@
-"""One step of making or using an environment, and the pieces of shell that both have in common. Pure."""
+"""One step of creating or using an environment, and the shell text that both share. Pure."""
 
 from __future__ import annotations
 
@@ -14,38 +14,40 @@ from windlass.node.libs.closure import version_key
 
 
 class EnvStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One step: lines of bash, and why."""
+    """One step: lines of bash, and the reason."""
 
     name: str
     because: str
     commands: tuple[str, ...]
     source: str = ""
     shown: tuple[str, ...] = ()
-    """What people are shown in the place of the commands."""
+    """Shown to people instead of the commands."""
 
 
 def shown_path(path: str) -> str:
-    """A path of the catalog as people read it, with the shell's variables in the place of `{account}`."""
+    """Return a path of the catalog for people, with the shell's variables instead of `{account}`."""
     return path.replace("{account_lower}", "${ACCOUNT,,}").replace("{account}", "${ACCOUNT}")
 
 
 def with_account(path: str, account: str) -> str:
-    """A path of the catalog with the project in it; without a project as it is."""
+    """Return a path of the catalog with the project in it. Without a project, the path does not change."""
     if not account:
         return path
     return path.replace("{account_lower}", account.lower()).replace("{account}", account)
 
 
 def shell_path(path: str) -> str:
-    """A path of the catalog (`{account}`, `${USER}`) or of the user as one word of bash."""
+    """Quote a path of the catalog (`{account}`, `${USER}`) or of the user as one argument of bash."""
     if "{account" not in path and "${" not in path:
         return quote(path)
     return '"' + re.sub(r'[\\"`]|\$(?!\{)', lambda match: "\\" + match[0], shown_path(path)) + '"'
 
 
 def site_modules(site: Site, build: str = "") -> tuple[ModuleSpec, ...]:
-    """The modules that an environment is made with: the site's defaults on one node, and those it needs beside them.
-    Where the site has modules for this build of torch alone, those."""
+    """Return the modules for an environment: the site's defaults on one node, and the additional ones that it needs.
+
+    If the site has modules only for this build of torch, return those.
+    """
     if own := tuple(spec for spec in site.file.modules if build and spec.torch == build):
         return own
     facts = Facts(nodes=1, ranks_per_node=1, scheduler=site.file.scheduler.kind, launcher="local")
@@ -58,7 +60,7 @@ def site_modules(site: Site, build: str = "") -> tuple[ModuleSpec, ...]:
 
 
 def other_rocm(version: str, site: Site, build: str) -> tuple[Finding, ...]:
-    """A warning where torch was built for another ROCm than that of the modules."""
+    """Warn if torch was built for a different ROCm than that of the modules."""
     loaded = (
         name.partition("/")[2] for one in site_modules(site, build) for name in one.load if name.startswith("rocm/")
     )
@@ -70,7 +72,7 @@ def other_rocm(version: str, site: Site, build: str) -> tuple[Finding, ...]:
 
 
 def use_steps(path: str, site: Site, build: str = "") -> tuple[EnvStep, ...]:
-    """How it is used in jobs."""
+    """Return the steps to use the environment in jobs."""
     spec, storage = site.file.python, site.file.storage
     where = '"$ENV"'
     modules = "".join(f" --module {name}" for name in spec.modules)

@@ -1,7 +1,7 @@
-"""The table of torch's wheels: which build fits a machine and its driver, and whether a combination is known. Pure but
-for reading the table.
+"""The table of torch's wheels, and the packages of `--with`. Pure, except that it reads the table.
 
-Packages of `--with`: those that need more than `pip install NAME`, and a check of the names of all others. Pure.
+The table contains which build fits a machine and its driver, and which combinations are known. Some packages of
+`--with` need more than `pip install NAME`. For all others, the module checks the names.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ class BuildSpec(Table, frozen=True, kw_only=True):
 
     name: str
     vendor: str = ""
-    """Whose devices it is for; none: the CPU."""
+    """The vendor of its devices. Empty: the CPU."""
     runtime: str = ""
-    """The CUDA or ROCm in it."""
+    """The version of CUDA or ROCm in it."""
     index: str
     machines: tuple[str, ...]
     torch: tuple[str, ...]
     """Patterns of versions that exist in this build."""
     default: str
     preferred: bool = False
-    """What to take where neither the site nor the driver decides."""
+    """Used if neither the site nor the driver decides."""
     source: str
 
     @property
     def driver(self) -> str:
-        """The oldest driver that it works with, where that is known."""
+        """The oldest driver that it works with, if that is known."""
         return least_driver(self.runtime) if self.vendor == "nvidia" else ""
 
 
@@ -51,15 +51,15 @@ class Extra(Table, frozen=True, kw_only=True):
     requirement: str = ""
     because: str = ""
     module: str = ""
-    """What to import to see that it works."""
+    """The module to import to check that it works."""
     environment: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
-    """What has to be there before it can be built."""
+    """Packages that must be installed before it can be built."""
     mpi: bool = False
     """Compiled with the MPI's wrapper."""
     torch_index: bool = False
-    """Its wheels lie beside torch's."""
+    """Its wheels are in the same index as torch's."""
 
 
 class WheelTable(Table, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class WheelTable(Table, frozen=True, kw_only=True):
 
 
 class Wheel(msgspec.Struct, frozen=True, kw_only=True):
-    """The wheel that is chosen, and why."""
+    """The chosen wheel, and the reason."""
 
     version: str
     build: str
@@ -90,12 +90,12 @@ def wheel_table() -> WheelTable:
 
 
 def least_driver(runtime: str) -> str:
-    """The oldest NVIDIA driver for a version of CUDA, or nothing where the table does not say."""
+    """Return the oldest NVIDIA driver for a version of CUDA, or an empty string if the table has no entry."""
     return wheel_table().drivers.get(runtime.split(".", 1)[0], "")
 
 
 def parse_torch(text: str) -> tuple[str, str]:
-    """`2.10.0+cu128` as version and build; either may be empty. `UsageError` for anything else."""
+    """Split `2.10.0+cu128` into version and build. Either may be empty. Raises `UsageError` for other text."""
     found = _TORCH.match(text)
     if not text or not found:
         raise UsageError(
@@ -107,8 +107,11 @@ def parse_torch(text: str) -> tuple[str, str]:
 def choose_wheel(
     *, said: str, site: str, site_source: str, vendor: str, machine: str, driver: str = "", runtime: str = ""
 ) -> Wheel:
-    """The wheel for a machine. `said` is the user's version or build, `site` the site's; `driver` (NVIDIA's) and
-    `runtime` (CUDA's or ROCm's version) are what is known of the machine. Raises `UsageError` for an unknown build."""
+    """Choose the wheel for a machine.
+
+    `said` is the user's version or build, `site` the site's. `driver` (NVIDIA's) and `runtime` (version of CUDA or
+    ROCm) are known facts of the machine. Raises `UsageError` for an unknown build.
+    """
     version, build = parse_torch(said) if said else ("", "")
     own_version, own_build = parse_torch(site) if site else ("", "")
     spec, because = _build(build or own_build, vendor, machine, driver, runtime)
@@ -182,7 +185,10 @@ _REQUIREMENT = re.compile(
 
 
 def find_extra(text: str) -> Extra:
-    """The package of this name, perhaps with a version. `UsageError` for what pip could not be given."""
+    """Return the package of this name, optionally with a version.
+
+    Raises `UsageError` for text that pip would not accept.
+    """
     found = _REQUIREMENT.match(text)
     if found is None:
         raise UsageError(f"--with {text!r} is no name of a package", hint="as in mpi4py,deepspeed,einops==0.8.0")

@@ -1,1 +1,1 @@
-"""Images: what is inside them, which of the host's network libraries they need, recipes for them, and building them."""
+"""Container images: inspect them, decide on the host's network libraries, write recipes and build them."""

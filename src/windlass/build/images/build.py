@@ -1,9 +1,9 @@
-"""Builds a recipe with the builder that is here. A failed build keeps its log and leaves nothing under the final name.
+"""Build a recipe with an available builder, and add the host's libraries to a derived image (`-ss`).
 
-The image is built under a name of its own and gets its final name in one step, when all of it, also what is derived
-from it, is done.
+The image is built under a temporary name. It gets its final name in one step, after everything is done, including the
+images derived from it. A failed build keeps its log and leaves nothing under the final name.
 
-The host's libraries to be copied into a derived image (`-ss`): which files, and whether nothing is missing.
+For a derived image, the module selects the library files of the host and checks that none is missing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ from windlass.node.sys.reading import MAX_BYTES, open_plain, read_text
 
 
 def host_variant_files(recipe: Recipe, folder: str) -> dict[str, Path]:
-    """Name in the image to file: every library of the folder. Raises `UsageError` where it has no libfabric, or where
-    one of its libraries needs what neither the folder nor the recipe's image brings."""
+    """Map the name in the image to the file, for every library of the folder.
+
+    Raises `UsageError` if the folder has no libfabric, or if one of its libraries needs a library that is neither in
+    the folder nor in the recipe's image.
+    """
     place = Path(folder).absolute()
     if not place.is_dir():
         raise UsageError(f"--host-libs {folder}: there is no such folder", hint="copy lib{fabric,cxi}* of a node there")
@@ -57,7 +60,10 @@ def host_variant_files(recipe: Recipe, folder: str) -> dict[str, Path]:
 
 
 def _in_image(name: str, recipe: Recipe) -> bool:
-    """Whether the image surely has it: the compiler's runtime is in every image with a shell and a C++ program."""
+    """Return whether the image certainly has it.
+
+    Every image with a shell and a C++ program contains the compiler's runtime.
+    """
     return name in {"libgcc_s.so.1"} or (bool(recipe.gpu) and name in {"libstdc++.so.6", "libatomic.so.1"})
 
 
@@ -77,7 +83,7 @@ _BUILD_S = 6 * 3600.0
 _SHORT_S = 600.0
 _MAX_LINE, _MAX_LINES, _MAX_SEARCHED = 160, 5, 80
 _SUMMARIES = ("Error: building at STEP", "Error: error building", "subprocess exited with", "exit status ")
-"""How buildah and podman end a build that failed: with all words of the step."""
+"""How buildah and podman end a failed build: with the whole text of the step."""
 
 
 _FITS = (
@@ -87,13 +93,13 @@ _FITS = (
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
-    """What a build has made."""
+    """The result of a build."""
 
     image: str
     builder: str
     log: str
     variant: str = ""
-    """The derived image with the host's libraries, where --host-libs asked for it."""
+    """The derived image with the host's libraries, if --host-libs requested it."""
     sif: str = ""
 
 
@@ -102,7 +108,7 @@ def entry_script() -> str:
 
 
 def choose_builder(wanted: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Name and path of the builder. Raises `MachineError` where there is none."""
+    """Return name and path of the builder. Raises `MachineError` if this machine has no builder."""
     names = (wanted,) if wanted else BUILDERS
     for name in names:
         found = which(name, environ)
@@ -116,7 +122,7 @@ def choose_builder(wanted: str | None, environ: Mapping[str, str]) -> tuple[str,
 
 
 def write_context(recipe: Recipe, folder: Path) -> None:
-    """Everything that a build needs, as files. Raises `MachineError` where they cannot be written."""
+    """Write all files that a build needs. Raises `MachineError` if they cannot be written."""
     with os_errors(f"write to {folder}", hint="choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in context_files(recipe, entry_script(), sbom(recipe)).items():
@@ -134,8 +140,11 @@ def build_image(
     sif: str = "",
     options: tuple[str, ...] = (),
 ) -> Built:
-    """Build it. Raises `UsageError` for host libraries that are not whole, `CommandError` with the log's place for a
-    build that fails."""
+    """Build the image.
+
+    Raises `UsageError` for incomplete host libraries. Raises `CommandError` with the path of the log if the build
+    fails.
+    """
     name, program = builder
     extra = host_variant_files(recipe, host_libs) if host_libs else None
     if name == "apptainer" and host_libs:
@@ -164,7 +173,7 @@ def build_image(
 
 
 def _ss_tag(tag: str) -> str:
-    """`name:tag` as `name-ss:tag`."""
+    """Change `name:tag` to `name-ss:tag`."""
     name, colon, version = tag.rpartition(":")
     if not colon or "/" in version:
         return f"{tag}-ss"
@@ -172,7 +181,7 @@ def _ss_tag(tag: str) -> str:
 
 
 class _Job:
-    """Commands of one builder, each of whose words goes to the log."""
+    """Commands of one builder. Their output goes to the log."""
 
     def __init__(
         self, name: str, program: str, environ: Mapping[str, str], log: Path, options: tuple[str, ...]
@@ -185,13 +194,16 @@ class _Job:
         self.run(*argv, timeout_s=_BUILD_S)
 
     def forget(self, name: str) -> None:
-        """Take a name away, where it is there. Never raises."""
+        """Remove a name if it exists. Never raises."""
         with contextlib.suppress(CommandError):
             run_command((self.program, "rmi", name), timeout_s=_SHORT_S, env=self.environ, check=False)
 
     def run(self, *words: str, timeout_s: float = _SHORT_S, program: str = "", cwd: Path | None = None) -> None:
-        """Run a command of the builder; its output goes to the log while it runs, so that a build of hours can be
-        watched and one that was interrupted has left what it said."""
+        """Run a command of the builder.
+
+        Its output goes to the log while it runs. A user can therefore watch a build of hours, and the log of an
+        interrupted build is kept.
+        """
         argv = (program or self.program, *words)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with open_append(self.log) as stream:
@@ -221,8 +233,10 @@ class _Job:
 
 
 def _what_failed(said: str) -> tuple[str, list[str]]:
-    """The line that says why a build failed, and the last lines before the builder's own summary, which repeats the
-    whole step."""
+    """Return the line with the reason of a failed build, and the last lines before the builder's summary.
+
+    The summary repeats the whole step.
+    """
     lines = [line[:_MAX_LINE] for line in said.splitlines() if line.strip()]
     own = [line for line in lines if not line.startswith(_SUMMARIES)] or lines
     errors = [line for line in own[-_MAX_SEARCHED:] if re.search(r"\berror: ", line, re.IGNORECASE)]
@@ -230,7 +244,7 @@ def _what_failed(said: str) -> tuple[str, list[str]]:
 
 
 def _variant(job: _Job, base: str, context: Path, files: dict[str, Path], tag: str) -> str:
-    """The image with the host's libraries inside, from the one that was just built."""
+    """Derive the image with the host's libraries from the image that was just built."""
     (context / "libs").mkdir(parents=True)
     for name, source in files.items():
         copy_file(source.resolve(), context / "libs" / name, 0o644)
@@ -254,7 +268,10 @@ def _variant(job: _Job, base: str, context: Path, files: dict[str, Path], tag: s
 
 
 def _to_sif(job: _Job, tag: str, folder: Path, sif: str) -> str:
-    """The image as a SIF file, by apptainer or singularity, through an archive; the file is whole or not there."""
+    """Convert the image to a SIF file with apptainer or singularity, through an archive.
+
+    The file is complete or does not exist.
+    """
     program = which("apptainer", job.environ) or which("singularity", job.environ) or "apptainer"
     archive = folder / "image.tar"
     if job.name == "buildah":
@@ -277,6 +294,7 @@ def _apptainer_build(job: _Job, program: str, source: str, sif: str, cwd: Path |
     final = Path(sif).absolute()
     with temporary_folder(f".{final.name}.", final.parent) as work:
         words = ("build", "--force", *job.options, str(work / final.name), source)
-        job.run(*words, program=program, timeout_s=_BUILD_S, cwd=cwd)  # files of a definition are named from there
+        # files of a definition are relative to this folder
+        job.run(*words, program=program, timeout_s=_BUILD_S, cwd=cwd)
         (work / final.name).rename(final)
     return str(final)

@@ -1,4 +1,4 @@
-"""Whether an image will use a site's network: findings about what is in it, each with a remedy, and a verdict. Pure."""
+"""Check whether an image will use a site's network: findings with remedies, and a verdict. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from windlass.model.site import Site
 from windlass.node.libs.variables import judge_compat
 
 _BRINGS_PLUGIN = re.compile(r"aws_ofi_nccl|nccl-plugin|--nccl\b|rccl-net-plugin")
-"""Means of sites that bring the collective library's plugin too."""
+"""Site mechanisms that also add the collective library's plugin."""
 _TCP = "NCCL would fall back to TCP, ten times slower, without a word"
 
 
@@ -29,8 +29,10 @@ class ImageCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_image(report: ImageReport, site: Site | None, injection: Injection | None, driver: str = "") -> ImageCheck:
-    """Hold the image against the site, or against any site where none is named. `injection` is what the host would add,
-    where it could be looked at; `driver` the version of the NVIDIA driver that it runs."""
+    """Check the image for the site, or for any site if none is named.
+
+    `injection` is what the host would add, if the host could be examined. `driver` is the version of its NVIDIA driver.
+    """
     provider = site.file.host_libraries.provider if site else ""
     findings = [
         _libc(report),
@@ -180,8 +182,10 @@ def _mpi(report: ImageReport) -> list[Finding]:
 
 
 def _compat(report: ImageReport, driver: str) -> list[Finding]:
-    """CUDA's forward compatibility: the libraries of a newer driver, for hosts with an older one. In front of a driver
-    that is as new they break it."""
+    """Check CUDA's forward compatibility: the libraries of a newer driver, for hosts with an older one.
+
+    If the host's driver is as new as these libraries, they break it.
+    """
     if not report.cuda_compat:
         return []
     in_path = any("/compat" in folder for folder in report.environment.get("LD_LIBRARY_PATH", "").split(":"))

@@ -1,9 +1,9 @@
-"""What an unpacked image is made of, as far as the network cares: machine, C library, libraries, plugins, MPI, CUDA.
+"""Read the facts of an unpacked image that matter for the network: machine, C library, libraries, plugins, MPI, CUDA.
 
-Reads files and runs nothing of the image.
+The module reads files and runs nothing of the image.
 
-Also the same facts from the inside, for images that are names in a storage and not files. A few lines of `sh` run
-in the container. They use the shell alone, because small images have no `ls`.
+It also collects the same facts from the inside, for images that are names in a storage and not files. A few lines of
+`sh` run in the container. They use only the shell, because small images have no `ls`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PLUGIN_FOLDERS = (
     "/usr/local/mpi/lib",
     "/opt/ompi/lib",
 )
-"""Where known images keep plugins and MPI outside of the loader's own folders."""
+"""Folders outside of the loader's folders where known images keep plugins and MPI."""
 _COMPAT = ("/usr/local/cuda/compat/lib.real", "/usr/local/cuda/compat/lib", "/usr/local/cuda/compat")
 _MAX_FILES = 20_000
 LOADING = ("LD_LIBRARY_PATH", "FI_PROVIDER_PATH", "NCCL_NET_PLUGIN")
@@ -53,7 +53,7 @@ LOADING = ("LD_LIBRARY_PATH", "FI_PROVIDER_PATH", "NCCL_NET_PLUGIN")
 
 
 class ImageReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `windlass image check` says of an image, before it is held against a site."""
+    """The report of `windlass image check` about an image, before it is checked for a site."""
 
     image: str
     kind: str
@@ -62,11 +62,12 @@ class ImageReport(msgspec.Struct, frozen=True, kw_only=True):
     libc: str = ""
     glibc: str = ""
     libfabric: tuple[str, ...] = ()
-    """Places of libfabric.so.1, the one that the loader takes first."""
+    """Paths of libfabric.so.1. The first one is the one that the loader uses."""
     libfabric_version: str = ""
     providers: tuple[str, ...] = ()
     missing: dict[str, str] = {}
-    """Libraries that the image's own libfabric or plugin needs and that are not there: name to who needs it."""
+    """Libraries that the image's libfabric or plugin needs and that the image lacks. Maps a name to the library that
+    needs it."""
     plugins: tuple[str, ...] = ()
     mpi: tuple[str, ...] = ()
     cuda_compat: str = ""
@@ -75,7 +76,7 @@ class ImageReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def image_root(folder: str, environment: dict[str, str] | None = None) -> SystemRoot:
-    """The image's file system, with the machine of its own programs and the search path of its environment."""
+    """Return the image's file system, with the machine of its programs and the search path of its environment."""
     search = [path for path in (environment or {}).get("LD_LIBRARY_PATH", "").split(":") if path.startswith("/")]
     root = SystemRoot(folder, search=search)
     for path in _SHELLS:
@@ -89,8 +90,10 @@ def image_root(folder: str, environment: dict[str, str] | None = None) -> System
 def read_image(
     root: SystemRoot, image: str, kind: str, environment: dict[str, str], names: tuple[str, ...] = ()
 ) -> tuple[ImageReport, ImageFacts]:
-    """The report for people, and the facts for the decision. `names` are libraries of the image that are not below the
-    root, known by their places alone."""
+    """Return the report for people, and the facts for the decision.
+
+    `names` are libraries of the image that are not below the root. Only their paths are known.
+    """
     libraries = _libraries(root)
     libc, glibc = _libc(root)
     fabric = tuple(path for name, path, _ in libraries if name == "libfabric.so.1")
@@ -135,7 +138,7 @@ def read_image(
 
 
 def _libraries(root: SystemRoot) -> list[tuple[str, str, tuple[str, ...] | None]]:
-    """Every library in the folders that the loader looks at, in its order: name, path, versions that it offers."""
+    """Return every library in the loader's folders, in the loader's order: name, path, symbol versions."""
     found: list[tuple[str, str, tuple[str, ...] | None]] = []
     seen: dict[str, tuple[str, ...] | None] = {}
     for folder in dict.fromkeys((*root.search, *root.folders(), *PLUGIN_FOLDERS)):
@@ -160,8 +163,10 @@ def _versions(place: str, machine: str) -> tuple[str, ...] | None:
 
 
 def _first(root: SystemRoot, libraries: list[tuple[str, str, tuple[str, ...] | None]]) -> dict[str, ImageLibrary]:
-    """By name, the one that the loader takes. Folders of plugins stay out, unless the image's search path or its
-    ld.so.conf names them."""
+    """Map each name to the library that the loader uses.
+
+    Folders of plugins are excluded, unless the image's search path or its ld.so.conf contains them.
+    """
     searched = {*root.search, *root.folders(), "/usr/local/lib"}
     made: dict[str, ImageLibrary] = {}
     for name, path, versions in libraries:
@@ -180,7 +185,7 @@ def _libc(root: SystemRoot) -> tuple[str, str]:
 
 
 def _unique(root: SystemRoot, paths: Iterable[str]) -> tuple[str, ...]:
-    """One path for each file: libnccl-net.so is often a link to libnccl-net-ofi.so."""
+    """Return one path for each file: libnccl-net.so is often a link to libnccl-net-ofi.so."""
     by_place: dict[str, str] = {}
     for path in paths:
         by_place.setdefault(root.place(path) or path, path)
@@ -188,7 +193,7 @@ def _unique(root: SystemRoot, paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def _plugins(root: SystemRoot, libraries: list[tuple[str, str, tuple[str, ...] | None]]) -> tuple[ImagePlugin, ...]:
-    """Each plugin once, with all its names, and whether it is one for libfabric."""
+    """Return each plugin once, with all its names, and whether it is for libfabric."""
     by_place: dict[str, list[str]] = {}
     for name, path, _ in libraries:
         if plugin_family(name):
@@ -201,13 +206,17 @@ def _plugin(root: SystemRoot, place: str, paths: list[str]) -> ImagePlugin:
         elf = read_elf(place)
     except (ElfError, OSError):
         return ImagePlugin(tuple(paths), None)
-    before = () if elf.runpath else elf.rpath  # RPATH comes before LD_LIBRARY_PATH, and RUNPATH takes its effect away
+    before = () if elf.runpath else elf.rpath  # RPATH precedes LD_LIBRARY_PATH, but RUNPATH disables RPATH
     own = [folder for folder in before if folder.startswith("/") and root.place(f"{folder}/{FABRIC}")]
     return ImagePlugin(tuple(paths), FABRIC in elf.needed, own[0] if own else "")
 
 
 def _providers(root: SystemRoot, path: str) -> tuple[str, ...]:
-    """What libfabric can use: linked in (its name stands alone among the strings), or a plugin of its own beside it."""
+    """Return the providers that libfabric can use.
+
+    A provider is linked in if its name is a separate string in the file. Otherwise it is a plugin in the folder
+    `libfabric` next to the file.
+    """
     place = root.place(path)
     if place is None:
         return ()
@@ -242,7 +251,7 @@ def _system(root: SystemRoot) -> str:
 
 
 def _cuda_compat(root: SystemRoot) -> tuple[str, str]:
-    """The version of the driver library that the image may put in front of the host's, and its folder."""
+    """Return the version of the driver library that the image may put in front of the host's, and its folder."""
     found = []
     for folder in _COMPAT:
         for name in root.names(folder):
@@ -253,7 +262,7 @@ def _cuda_compat(root: SystemRoot) -> tuple[str, str]:
 
 
 def directory_environment(root: SystemRoot) -> dict[str, str]:
-    """Variables of an unpacked image, where whoever unpacked it has left them: charliecloud, apptainer."""
+    """Return variables of an unpacked image, if charliecloud or apptainer stored them there."""
     environment: dict[str, str] = {}
     for line in root.read("/ch/environment").splitlines():
         name, equals, value = line.partition("=")
@@ -266,7 +275,7 @@ def directory_environment(root: SystemRoot) -> dict[str, str]:
 
 
 def _exported(text: str) -> dict[str, str]:
-    """Plain values that a script of apptainer exports; one that needs a shell to know it is left out."""
+    """Return plain values that a script of apptainer exports. A value that only a shell can evaluate is left out."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         default = re.match(r'\s*export ([A-Za-z_]\w*)="?\$\{\1:-"?([^"}]*)', line)  # of an image from a registry
@@ -289,7 +298,7 @@ def _assignments(line: str) -> Iterator[tuple[str, str]]:
 
 
 def config_environment(text: str) -> dict[str, str]:
-    """Variables of an OCI image's configuration."""
+    """Return the variables of an OCI image's configuration."""
     try:
         entries = json.loads(text).get("config", {}).get("Env") or []
     except (ValueError, AttributeError):
@@ -302,14 +311,14 @@ _GLIBC = re.compile(r"GNU C Library .*?version (\d+\.\d+)")
 
 
 def probe_text() -> str:
-    """The lines of `sh` that look at an image from the inside."""
+    """Return the lines of `sh` that inspect an image from the inside."""
     variables = "\n".join(f'echo "{MARK} variable {name}=${{{name}-}}"' for name in LOADING)
     text = packaged_text(__file__, "probe.sh")
     return "\n" + text.replace("@plugin_folders@", ":".join(PLUGIN_FOLDERS)).replace("@variables@", variables)
 
 
 def parse_probe(text: str, machine: str) -> ImageFacts | None:
-    """The facts in what the probe printed; None where it did not reach its end."""
+    """Return the facts in the probe's output, or None if the probe did not finish."""
     lines = text.splitlines()
     if f"{MARK} end" not in lines:
         return None
@@ -336,8 +345,11 @@ def parse_probe(text: str, machine: str) -> ImageFacts | None:
 
 
 def _probed_plugins(lines: list[str]) -> tuple[ImagePlugin, ...]:
-    """Each file once, with all its names. The number is grep's: 0 uses libfabric, 1 does not. Images without grep:
-    the name tells, because aws-ofi-nccl calls itself so."""
+    """Return each plugin file once, with all its names.
+
+    The number is grep's exit code: 0 uses libfabric, 1 does not. For images without grep, the name decides, because
+    aws-ofi-nccl has `-ofi` in its name.
+    """
     names: dict[str, list[str]] = {}
     uses: dict[str, bool | None] = {}
     for line in lines:

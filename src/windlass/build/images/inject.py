@@ -1,4 +1,4 @@
-"""What would be put into an image on a host, in which order and why: the decision of a node, made here."""
+"""The decision of a node about an image, made here: which host libraries are added, in which order and why."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Strategy = Literal["baked", "host-inject", "refused"]
 
 
 class InjectedLibrary(msgspec.Struct, frozen=True, kw_only=True):
-    """One library of the host's closure; `where` is front, behind or image."""
+    """One library of the host's closure. `where` is front, behind or image."""
 
     name: str
     source: str
@@ -25,7 +25,7 @@ class InjectedLibrary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChangedVariable(msgspec.Struct, frozen=True, kw_only=True):
-    """A variable inside that the node changes; `how` is set, unset, front or without."""
+    """A variable inside the container that the node changes. `how` is set, unset, front or without."""
 
     name: str
     how: str
@@ -43,15 +43,15 @@ class Injection(msgspec.Struct, frozen=True, kw_only=True):
     refused: tuple[str, ...] = ()
     remedy: str = ""
     links: dict[str, str] = {}
-    """Names in front of the image's libraries that lead to one of its own files."""
+    """Names in front of the image's libraries that link to one of the image's files."""
     hidden: tuple[str, ...] = ()
-    """Plugins of the image that compete with the one that is taken, and are not loaded any more."""
+    """Plugins of the image that compete with the selected one and are no longer loaded."""
     variables: tuple[ChangedVariable, ...] = ()
     warnings: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     """Network libraries that the host does not have at all."""
     site_means: tuple[str, ...] = ()
-    """What the site itself brings libraries in by. Which libraries these are is not known here."""
+    """The site's own mechanisms to add libraries. The libraries that they add are not known here."""
 
 
 def plan_injection(
@@ -63,8 +63,10 @@ def plan_injection(
     host_root: str = "/",
     site_means: tuple[str, ...] = (),
 ) -> Injection:
-    """The decision on this machine, or on an unpacked copy of a node (`host_root`). Reads files, changes nothing.
-    `site_means` is what the site itself brings libraries in by: then windlass adds nothing, unless `own` says so."""
+    """Decide for this machine, or for an unpacked copy of a node (`host_root`). Only reads files.
+
+    `site_means` are the site's own mechanisms to add libraries. With them windlass adds nothing, unless `own` is given.
+    """
     if site_means and not own:
         because = f"the site brings the host's network libraries in by {', '.join(site_means)}; windlass adds nothing"
         return Injection(image=image, strategy="host-inject", because=because, site_means=site_means)
@@ -100,12 +102,12 @@ def plan_injection(
 
 
 def is_elsewhere(injection: Injection) -> bool:
-    """Whether missing libraries are the only reason for the refusal: this machine is no node of the site."""
+    """Return whether missing libraries are the only reason for the refusal: this machine is not a node of the site."""
     return bool(injection.missing) and len(injection.missing) == len(injection.refused)
 
 
 def require_host_libraries(injection: Injection, site: str) -> None:
-    """Raise `MachineError` where this machine has none of the site's libraries, so that it is no node of the site."""
+    """Raise `MachineError` if this machine has none of the site's libraries, so it is not a node of the site."""
     if is_elsewhere(injection):
         raise MachineError(
             f"this machine has no {', '.join(injection.missing)}: it is no node of {site}",
@@ -124,7 +126,7 @@ def _settings(spec: HostLibrariesSpec, own: str, host_root: str) -> Mapping[str,
 
 
 def injection_text(injection: Injection) -> str:
-    """For people: the strategy, then the libraries in the order in which the loader meets them."""
+    """Return the decision for people: the strategy, then the libraries in the loader's order."""
     lines = [f"{injection.image}: {injection.strategy}: {injection.because}"]
     titles = {
         FRONT: "in front of the image's libraries",

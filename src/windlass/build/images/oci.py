@@ -1,9 +1,9 @@
-"""Reads the parts of an OCI or Docker image that lies in an archive or in a folder: manifest, configuration, layers.
+"""Read manifest, configuration and layers of an OCI or Docker image, and locate the root file system of a SIF file.
 
-Every name in it is a claim of a stranger: a part is only ever opened by a digest or by one of two fixed names, and what
-is damaged raises `UsageError` and nothing else (`refusing_damage`).
+An OCI or Docker image is in an archive or in a folder. Names in it are not trusted. A part is only opened by a digest
+or by one of two fixed names. Damaged data raises only `UsageError` (`refusing_damage`).
 
-Where a SIF file has its root file system. Reads the header and the descriptors, every number within bounds.
+For a SIF file, the module reads the header and the descriptors, and checks the bounds of every number.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DAMAGE = (
     *(tarfile.TarError, EOFError, OSError, ValueError, LookupError, TypeError, AttributeError),
     *(OverflowError, RecursionError, zlib.error, lzma.LZMAError),
 )
-"""What Python's readers raise on bytes that contradict themselves."""
+"""Exceptions that Python's readers raise for inconsistent bytes."""
 
 
 class Blobs(ABC):
@@ -45,11 +45,11 @@ class Blobs(ABC):
 
     @abstractmethod
     def has(self, name: str) -> bool:
-        """Whether there is such a part."""
+        """Return whether this part exists."""
 
     @abstractmethod
     def open(self, name: str) -> IO[bytes]:
-        """A part for reading. Raises `KeyError` where it is not there."""
+        """Open a part for reading. Raises `KeyError` if it does not exist."""
 
     def text(self, name: str) -> str:
         with self.open(name) as stream:
@@ -57,7 +57,7 @@ class Blobs(ABC):
 
 
 class BoundedMember(tarfile.TarInfo):
-    """A member of an archive whose name and attributes have a bound: Python reads them into memory."""
+    """A member of an archive with a limit for its name and attributes, because Python reads them into memory."""
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type in _LONG_HEADERS and self.size > _MAX_HEADER:
@@ -66,7 +66,7 @@ class BoundedMember(tarfile.TarInfo):
 
 
 class TarBlobs(Blobs, contextlib.AbstractContextManager["TarBlobs"]):
-    """An archive, as `podman save` and `docker save` write it."""
+    """An archive that `podman save` or `docker save` wrote."""
 
     def __init__(self, path: Path) -> None:
         self._archive = tarfile.open(path, tarinfo=BoundedMember)  # noqa: SIM115
@@ -91,7 +91,7 @@ class TarBlobs(Blobs, contextlib.AbstractContextManager["TarBlobs"]):
 
 
 class FolderBlobs(Blobs):
-    """An OCI layout: the same in a folder, as `skopeo copy … oci:DIR` writes it."""
+    """An OCI layout: the same parts in a folder, as `skopeo copy … oci:DIR` writes them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -107,7 +107,7 @@ class FolderBlobs(Blobs):
 
 @contextlib.contextmanager
 def refusing_damage(path: Path) -> Iterator[None]:
-    """Turns what damaged bytes raise into a `UsageError` with the next step."""
+    """Convert exceptions of damaged bytes into a `UsageError` with the next step."""
     try:
         yield
     except _DAMAGE as error:
@@ -117,7 +117,10 @@ def refusing_damage(path: Path) -> Iterator[None]:
 
 
 def image_parts(blobs: Blobs, path: Path) -> tuple[list[str], str]:
-    """Names of the layers, lowest first, and of the configuration. Raises `UsageError` where it is no image."""
+    """Return the names of the layers, lowest first, and of the configuration.
+
+    Raises `UsageError` if it is not an image.
+    """
     layers, config = _named_parts(blobs, path)
     if len(layers) > _MAX_LAYERS:
         raise ValueError(f"{len(layers)} layers, more than {_MAX_LAYERS}")
@@ -125,7 +128,7 @@ def image_parts(blobs: Blobs, path: Path) -> tuple[list[str], str]:
 
 
 def _named_parts(blobs: Blobs, path: Path) -> tuple[list[str], str]:
-    if blobs.has("manifest.json") and not blobs.has("index.json"):  # Docker's own form
+    if blobs.has("manifest.json") and not blobs.has("index.json"):  # Docker's format
         entry = json.loads(blobs.text("manifest.json"))[0]
         return [str(PurePosixPath(layer)) for layer in entry["Layers"]], str(PurePosixPath(entry["Config"]))
     if not blobs.has("index.json"):
@@ -134,7 +137,7 @@ def _named_parts(blobs: Blobs, path: Path) -> tuple[list[str], str]:
             hint="unpack a plain root file system into a folder and give that",
         )
     manifest = json.loads(blobs.text("index.json"))
-    for _ in range(3):  # an index may hold an index: one for each machine
+    for _ in range(3):  # an index may contain an index: one for each machine
         if "manifests" not in manifest:
             break
         manifest = json.loads(blobs.text(_blob(_for_this_machine(manifest["manifests"])["digest"])))
@@ -142,7 +145,10 @@ def _named_parts(blobs: Blobs, path: Path) -> tuple[list[str], str]:
 
 
 def _for_this_machine(manifests: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of images for several machines the one for this; builders list attestations beside them, for machine unknown."""
+    """Select the image for this machine from images for several machines.
+
+    Builders also list attestations, with an unknown machine.
+    """
     wanted = _ARCHITECTURES.get(platform.machine(), platform.machine())
     named = [(entry.get("platform") or {}).get("architecture", "") for entry in manifests]
     return manifests[named.index(wanted)] if wanted in named else manifests[0]
@@ -163,7 +169,7 @@ _MAX_DESCRIPTORS = 1024
 
 
 class Partition(NamedTuple):
-    """A file system in the file."""
+    """A file system in the SIF file."""
 
     offset: int
     size: int
@@ -174,7 +180,10 @@ def is_sif(head: bytes) -> bool:
 
 
 def sif_partition(path: str) -> Partition:
-    """The primary partition, which must be squashfs. Raises `UsageError` for a damaged file or another file system."""
+    """Return the primary partition, which must be squashfs.
+
+    Raises `UsageError` for a damaged file or another file system.
+    """
     with open_plain(path, follow=True) as stream:
         size = os.fstat(stream.fileno()).st_size
         head = stream.read(_HEADER.size)

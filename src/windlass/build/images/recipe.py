@@ -1,6 +1,6 @@
-"""A spec decided: base, steps in order, variables, labels, contents. The one value from which every format is written.
+"""The recipe of an image: base, ordered steps, variables, labels, contents. Every format is written from it.
 
-Pure: the same spec gives the same recipe, and the same text.
+Pure: the same spec gives the same recipe and the same text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SBOM = "/usr/share/windlass/sbom.json"
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that an image is made of."""
+    """All parts of an image."""
 
     name: str
     title: str
@@ -35,7 +35,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     gpu: str
     gpu_home: str
     build: tuple[BuildStep, ...]
-    """In a stage of its own, of which only the prefix stays."""
+    """Executed in a separate stage. Only its prefix is copied to the image."""
     final: tuple[BuildStep, ...]
     remove: tuple[RemoveSpec, ...]
     environment: tuple[EnvironmentSpec, ...]
@@ -46,8 +46,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_recipe(spec: ImageSpec, extras: tuple[str, ...] | None = None, chosen: dict[str, str] | None = None) -> Recipe:
-    """The recipe. `extras` replaces what the spec has by itself; `chosen` are versions of components. Raises
-    `UsageError` for an unknown extra or version, or one that the spec cannot have."""
+    """Return the recipe.
+
+    `extras` replaces the extras of the spec. `chosen` contains versions of components. Raises `UsageError` for an
+    unknown extra or version, or for one that the spec does not support.
+    """
     wanted = _extras(spec, extras)
     versions = load_versions()
     sources = _Sources(versions, {**spec.versions, **(chosen or {})})
@@ -88,7 +91,7 @@ def _extras(spec: ImageSpec, extras: tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 class _Sources:
-    """Components by name, remembered in the order in which they were used."""
+    """Components by name, stored in the order of their use."""
 
     def __init__(self, versions: Versions, chosen: dict[str, str]) -> None:
         for name in chosen:
@@ -195,7 +198,7 @@ def _remarks(spec: ImageSpec, versions: Versions, sources: _Sources) -> tuple[st
 
 
 def sbom(recipe: Recipe) -> dict[str, object]:
-    """The list of contents that lies in the image: what was added to the base, and whence."""
+    """Return the list of contents that the image contains: what was added to the base, and from where."""
     entries = [
         {"name": s.name, "version": s.version, "source": s.url, "commit": s.commit, "sha256": s.sha256}
         for s in recipe.contents

@@ -1,4 +1,4 @@
-"""A recipe as text: Containerfile, Singularity definition, EDF. All from the same steps; pure.
+"""Write a recipe as text: Containerfile, Singularity definition or EDF, all from the same steps. Pure.
 
 Every step becomes one layer whose commands are joined by `&&`, with its reason above it.
 """
@@ -29,7 +29,10 @@ def header(recipe: Recipe, what: str) -> list[str]:
 
 
 def containerfile_text(recipe: Recipe) -> str:
-    """A multi-stage Containerfile. Its context has to hold `windlass-entry` and `sbom.json` (`context_files`)."""
+    """Return a multi-stage Containerfile.
+
+    Its context must contain `windlass-entry` and `sbom.json` (`context_files`).
+    """
     lines = [*header(recipe, "Containerfile"), ""]
     if recipe.build:
         lines += [f"FROM {recipe.base} AS build", *_variables(recipe, "ARG "), ""]
@@ -50,7 +53,7 @@ def containerfile_text(recipe: Recipe) -> str:
 
 
 def singularity_text(recipe: Recipe) -> str:
-    """A Singularity or Apptainer definition with the same stages."""
+    """Return a Singularity or Apptainer definition with the same stages."""
     lines = [*header(recipe, "Singularity definition"), ""]
     if recipe.build:
         lines += [*_bootstrap(recipe.base), "Stage: build", "", "%post", "    set -eu"]
@@ -69,7 +72,7 @@ def singularity_text(recipe: Recipe) -> str:
 
 
 def _bootstrap(base: str) -> list[str]:
-    """Where the base comes from: a registry, an archive (`oci-archive:FILE`), or a SIF file."""
+    """Return the source of the base: a registry, an archive (`oci-archive:FILE`), or a SIF file."""
     kind, colon, place = base.partition(":")
     if colon and kind in ARCHIVES:
         return [f"Bootstrap: {kind}", f"From: {place}"]
@@ -77,7 +80,7 @@ def _bootstrap(base: str) -> list[str]:
 
 
 def edf_text(recipe: Recipe, image: str) -> str:
-    """An environment definition file for the CSCS container engine around the built image."""
+    """Return an environment definition file for the CSCS container engine around the built image."""
     lines = [*header(recipe, "environment definition")]
     lines += comment_lines(f"Import the built image first: enroot import -o {image} podman://NAME")
     lines += ["", f"image = {json.dumps(image)}", "writable = false", ""]
@@ -99,7 +102,7 @@ def edf_text(recipe: Recipe, image: str) -> str:
 
 
 def context_files(recipe: Recipe, entry: str, contents: dict[str, object]) -> dict[str, str]:
-    """The files of a build, name to text."""
+    """Return the files of a build as a map of name to text."""
     return {
         "Containerfile": containerfile_text(recipe),
         "image.def": singularity_text(recipe),
@@ -121,7 +124,7 @@ def _run(step: BuildStep) -> list[str]:
 
 
 def _plain(steps: tuple[BuildStep, ...]) -> list[str]:
-    """Each step in a shell of its own, so that it leaves no folder and no variable to the next."""
+    """Run each step in a separate shell, so that it passes no folder and no variable to the next."""
     lines: list[str] = []
     for step in steps:
         lines += comment_lines(f"{step.name}: {step.because}", 110)
@@ -138,5 +141,5 @@ def _quoted(text: str) -> str:
 
 
 def _value(entry: EnvironmentSpec) -> str:
-    """The value; a `$NAME` in it is meant."""
+    """Escape the value. A `$NAME` in it stays a variable."""
     return entry.value.replace("\\", "\\\\").replace('"', '\\"')

@@ -1,4 +1,4 @@
-"""Specifications of images: TOML with a closed schema, and the table of versions. Reads files, decides nothing else."""
+"""Specifications of images: TOML with a closed schema, and the table of versions. Only reads files."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Extra = Literal["mpi", "ofi", "nccl-tests", "deepspeed", "horovod"]
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A TOML table that refuses keys it does not know."""
+    """A TOML table that refuses unknown keys."""
 
 
 class RemoveSpec(_Table, frozen=True, kw_only=True):
-    """Something of the base that is in the way."""
+    """A path of the base that must be removed."""
 
     path: str
     because: str
@@ -37,7 +37,7 @@ class EnvironmentSpec(_Table, frozen=True, kw_only=True):
 
 
 class StepSpec(_Table, frozen=True, kw_only=True):
-    """A step of the user's own, after all others: commands for `sh`, each of which must succeed."""
+    """A step of the user, executed after all others: commands for `sh`, each of which must succeed."""
 
     name: str
     because: str
@@ -45,7 +45,7 @@ class StepSpec(_Table, frozen=True, kw_only=True):
 
 
 class ImageSpec(_Table, frozen=True, kw_only=True):
-    """What to build, on what."""
+    """What to build, and on which base."""
 
     name: str
     base: str
@@ -57,14 +57,14 @@ class ImageSpec(_Table, frozen=True, kw_only=True):
     framework: Literal["", "pytorch", "tensorflow"] = ""
     prefix: str = "/container/hpc"
     packages: tuple[str, ...] = ()
-    """More Debian packages for the image."""
+    """Additional Debian packages for the image."""
     with_: tuple[Extra, ...] = msgspec.field(default=(), name="with")
     versions: dict[str, str] = {}
     remove: tuple[RemoveSpec, ...] = ()
     environment: tuple[EnvironmentSpec, ...] = ()
     steps: tuple[StepSpec, ...] = ()
     built: str = ""
-    """What of it was not built by us."""
+    """The parts that the windlass project did not build."""
     source: str = ""
 
 
@@ -81,13 +81,13 @@ class Component(_Table, frozen=True, kw_only=True):
     version: str
     url: str
     commits: dict[str, str] = {}
-    """Version to the commit that pins it."""
+    """Maps a version to the commit that pins it."""
     archives: dict[str, SourceArchive] = {}
-    """Version to an archive other than that of `url`."""
+    """Maps a version to an archive that differs from `url`."""
 
 
 class KnownCombination(_Table, frozen=True, kw_only=True):
-    """Versions that somebody runs together; `*` is any."""
+    """Versions that are known to run together. `*` matches any version."""
 
     who: str
     base: str
@@ -108,8 +108,10 @@ def spec_names() -> tuple[str, ...]:
 
 
 def load_spec(name: str) -> ImageSpec:
-    """A spec by its name, or the user's own file. Raises `UsageError` for an unknown name, `ConfigError` with the line
-    for a file that does not fit."""
+    """Load a spec by its name, or from the user's file.
+
+    Raises `UsageError` for an unknown name. Raises `ConfigError` with the line for an invalid file.
+    """
     if name in spec_names():
         path = _DATA / "specs" / f"{name}.toml"
     elif name.endswith(".toml") or "/" in name:
@@ -125,7 +127,7 @@ def load_spec(name: str) -> ImageSpec:
 
 
 def parse_spec(text: str, file: str) -> ImageSpec:
-    """A spec from its text. Raises `ConfigError` that names file, line and key."""
+    """Parse a spec. Raises a `ConfigError` that names file, line and key."""
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -145,7 +147,7 @@ def parse_spec(text: str, file: str) -> ImageSpec:
 
 
 def _refuse_strange(spec: ImageSpec, file: str, line: Callable[..., int]) -> None:
-    """Values that would break the lines of a recipe, or mean another thing there."""
+    """Refuse values that would break the lines of a recipe or change their meaning."""
     for key, value in (("base", spec.base), ("prefix", spec.prefix), ("name", spec.name)):
         if not value or any(char.isspace() or char in "\"'$`\\;&|<>" for char in value):
             raise ConfigError(f"{file}, line {line(key)}: {key}: {value!r} cannot be", hint="no blanks, quotes or $")
@@ -179,13 +181,16 @@ def _text(path: Path) -> str:
 
 
 def load_versions() -> Versions:
-    """The table of versions."""
+    """Return the table of versions."""
     text = _text(_DATA / "versions.toml")
     return msgspec.convert(tomllib.loads(text), Versions)
 
 
 def known_combination(versions: Versions, chosen: Mapping[str, str], base: str) -> KnownCombination | None:
-    """The row that these versions are in; `chosen` has libcxi, libfabric, plugin and mpi, empty where not built."""
+    """Return the row that contains these versions.
+
+    `chosen` has libcxi, libfabric, plugin and mpi. A value is empty if the component is not built.
+    """
     for row in versions.known:
         fits = fnmatchcase(base, row.base) and all(
             not chosen.get(key) or fnmatchcase(chosen[key], getattr(row, key))

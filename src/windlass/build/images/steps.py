@@ -1,7 +1,7 @@
-"""The steps of which images are built, as commands for `sh` with a reason each. Pure.
+"""The build steps of images, as commands for `sh` with a reason for each step. Pure.
 
-Commands use `$PREFIX` (where things are installed), `$SRC` (where they are built), `$GPU_HOME` and `$LIBFABRIC`; who
-renders them says what these are. Each command must succeed for the next to run, and stands on one line.
+Commands use `$PREFIX` (installation prefix), `$SRC` (build folder), `$GPU_HOME` and `$LIBFABRIC`. The code that renders
+the steps sets these variables. Each command is one line, and it must succeed before the next one runs.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ _CXI_PACKAGES = (
 _CXI_RUNTIME = ("libconfig9", "libcurl4", "libjson-c5", "libnl-3-200", "libnl-genl-3-200", "libnuma1", "libyaml-0-2")
 
 _GDRCOPY = "if [ -e /usr/include/gdrapi.h ]; then gdrcopy=--enable-gdrcopy-dlopen; else gdrcopy=; fi"
-"""Only where the base has its header: configure ends otherwise."""
+"""Only if the base has its header: configure fails otherwise."""
 
 _STUBS = (
     'if [ -e "$GPU_HOME/lib64/stubs/libcuda.so" ]; then stubs=$GPU_HOME/lib64/stubs; '
     'else stubs=; echo "no stub of the driver in $GPU_HOME: MPI is built without CUDA" >&2; fi'
 )
-"""Named, because configure otherwise takes every libcuda.so that it finds, those of the folder compat too."""
+"""Given explicitly, because configure otherwise uses every libcuda.so that it finds, including those of the folder
+compat."""
 
 
 _CUDART = 'if [ -e "$GPU_HOME/lib64/libcudart_static.a" ]; then cudart=; else cudart=--enable-cudart-dynamic; fi'
-"""NCCL's plugin takes the static runtime by default, which smaller toolkits lack."""
+"""NCCL's plugin uses the static runtime by default, which smaller toolkits do not contain."""
 
 BUNDLED = "bundled"
-"""A version of PMIx: that which Open MPI's archive has in it."""
+"""A version of PMIx: the copy in Open MPI's archive."""
 
 
 class BuildStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is done, and why."""
+    """One step and its reason."""
 
     name: str
     because: str
@@ -65,7 +66,7 @@ class DownloadedSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def source_of(name: str, component: Component, version: str) -> DownloadedSource:
-    """A component in the version that was chosen. Raises `UsageError` for one that nothing pins."""
+    """Return a component in the chosen version. Raises `UsageError` for a version that is not pinned."""
     if component.commits and version not in component.commits:
         raise UsageError(
             f"{name} {version}: no commit is known for it", hint=f"known: {', '.join(sorted(component.commits))}"
@@ -81,7 +82,7 @@ def source_of(name: str, component: Component, version: str) -> DownloadedSource
 
 
 def checkout(source: DownloadedSource) -> tuple[str, ...]:
-    """Commands that bring the sources to `$SRC/NAME`, exactly those."""
+    """Return commands that fetch exactly these sources to `$SRC/NAME`."""
     place = f'"$SRC/{source.name}"'
     if source.commit:
         return (
@@ -100,7 +101,7 @@ def checkout(source: DownloadedSource) -> tuple[str, ...]:
 
 
 def build_packages(spec: ImageSpec, extras: tuple[str, ...]) -> tuple[str, ...]:
-    """Debian packages that the build needs."""
+    """Return the Debian packages that the build needs."""
     names = {*_BUILD_PACKAGES, *(_CXI_PACKAGES if spec.fabric else ())}
     if "ofi" in extras or "mpi" in extras:
         names.add("libhwloc-dev")
@@ -110,7 +111,7 @@ def build_packages(spec: ImageSpec, extras: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def runtime_packages(spec: ImageSpec, extras: tuple[str, ...]) -> tuple[str, ...]:
-    """Debian packages that the image needs to run what was built."""
+    """Return the Debian packages that the image needs to run the built programs."""
     names = {*spec.packages, *(_CXI_RUNTIME if spec.fabric else ())}
     if "ofi" in extras or "mpi" in extras:
         names.add("libhwloc15")
@@ -144,7 +145,7 @@ def cxi_step(headers: DownloadedSource, driver: DownloadedSource, library: Downl
             'mkdir -p "$PREFIX/include" "$PREFIX/share"',
             'cp -r "$SRC/cassini-headers/include/." "$PREFIX/include/"',
             'cp -r "$SRC/cassini-headers/share/." "$PREFIX/share/"',
-            # One of libcxi's own scripts looks for a table there, or in /usr/share.
+            # One of libcxi's scripts searches for a table there, or in /usr/share.
             'mkdir -p "$SRC/cassini-headers/install"',
             'cp -r "$SRC/cassini-headers/share" "$SRC/cassini-headers/install/"',
             'cp -r "$SRC/cxi-driver/include/." "$PREFIX/include/"',
@@ -183,7 +184,10 @@ def libfabric_step(source: DownloadedSource, spec: ImageSpec) -> BuildStep:
 
 
 def mpi_steps(pmix: DownloadedSource, openmpi: DownloadedSource, spec: ImageSpec) -> tuple[BuildStep, ...]:
-    """PMIx and Open MPI; with `pmix=bundled` the copy of PMIx in Open MPI's archive, which then needs no source."""
+    """Build PMIx and Open MPI.
+
+    With `pmix=bundled`, use the copy of PMIx in Open MPI's archive, which needs no source.
+    """
     gpu = {
         "nvidia": ' --with-cuda="$GPU_HOME" ${stubs:+"--with-cuda-libdir=$stubs"}',
         "amd": ' --with-rocm="$GPU_HOME"',
@@ -220,7 +224,10 @@ def mpi_steps(pmix: DownloadedSource, openmpi: DownloadedSource, spec: ImageSpec
 
 
 def ofi_step(source: DownloadedSource, spec: ImageSpec) -> BuildStep:
-    """NCCL's or RCCL's plugin. `$LIBFABRIC` must not be /usr: the compiler would then find no standard headers."""
+    """Build NCCL's or RCCL's plugin.
+
+    `$LIBFABRIC` must not be /usr: the compiler would then find no standard headers.
+    """
     gpu = ' --with-rocm="$GPU_HOME"'
     if spec.gpu == "nvidia":
         gpu = ' --with-cuda="$GPU_HOME" ${cudart:+"$cudart"}'

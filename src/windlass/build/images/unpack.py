@@ -1,10 +1,11 @@
-"""Opens an image for reading: a directory as it is; of a squashfs, a SIF or an OCI image, the files that matter.
+"""Open an image as a folder for reading, and inspect it.
 
-What matters is what the loader reads (libraries, its configuration) and a few files that say what the image is. They
-are put into a folder of our own, which is gone afterwards. It may lie in memory, so of large libraries that are not the
-network's only the name is kept, and the largest of all are left out until the rest fits into `MAX_TOTAL`.
+An unpacked directory is read in place. From a squashfs, a SIF or an OCI image, only the relevant files are unpacked:
+those that the loader reads (libraries, its configuration), and a few files that identify the image.
 
-What an image is made of, whatever its form: opened, read, closed.
+They are put into a temporary folder, which is removed afterwards. The folder may be in memory. Therefore only the names
+of large libraries are kept, except for network libraries. The largest files are left out until the rest fits into
+`MAX_TOTAL`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ MAX_NETWORK_LIBRARY = 128 << 20
 MAX_TOTAL = 1 << 30
 MAX_MEMBERS = 2_000_000
 MAX_READ = 64 << 30
-"""Members and uncompressed bytes of all layers together."""
+"""Limits for members and uncompressed bytes of all layers together."""
 _TIMEOUT_S = 900.0
 _LIBRARY = re.compile(
     r"(usr/|usr/local/|container/hpc/|opt/[^/]+/(?:[^/]+/)?)?(lib|lib64)(/[\w.-]+-linux-gnu\w*)?(/[^/]+){0,2}/[^/]*\.so[^/]*\Z"
@@ -62,13 +63,16 @@ class OpenImage(NamedTuple):
     kind: str
     environment: dict[str, str]
     names: tuple[str, ...] = ()
-    """Libraries that the image has too and that were not unpacked, by their places in it."""
+    """Paths of libraries that the image also has and that were not unpacked."""
 
 
 @contextlib.contextmanager
 def open_image(image: str, environ: Mapping[str, str]) -> Iterator[OpenImage]:
-    """The image as a folder for the time of the block. Raises `UsageError` for what is no image, a damaged one, or one
-    that cannot be read; `MachineError` where a program that unpacks it is missing."""
+    """Provide the image as a folder inside the block.
+
+    Raises `UsageError` if it is not an image, is damaged or cannot be read. Raises `MachineError` if a program to
+    unpack it is missing.
+    """
     path = Path(image).expanduser()
     if not path.exists():
         hint = (
@@ -127,7 +131,7 @@ def _unpacked(path: Path, target: Path, environ: Mapping[str, str]) -> OpenImage
 
 
 def _unsquash(path: Path, target: Path, offset: int, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Unpacks what matters; returns the libraries that were left out."""
+    """Unpack the relevant files. Returns the libraries that were left out."""
     program = which("unsquashfs", environ)
     if program is None:
         raise MachineError(
@@ -152,7 +156,10 @@ def _unsquash(path: Path, target: Path, offset: int, environ: Mapping[str, str])
 
 
 def _refuse_truncated(path: Path, offset: int) -> None:
-    """The file system says how long it is; unsquashfs notices a missing end only where it reads there."""
+    """Compare the file's size with the size in the superblock.
+
+    unsquashfs detects a missing end only if it reads there.
+    """
     with open_plain(path, follow=True) as stream:
         stream.seek(offset)
         head = stream.read(48)
@@ -171,7 +178,7 @@ def _parsed(listing: str) -> Iterator[tuple[str, int, str]]:
 
 
 def _chosen(entries: list[tuple[str, int, str]]) -> tuple[list[str], tuple[str, ...]]:
-    """The names to unpack, and the libraries to know by name alone."""
+    """Return the names to unpack, and the libraries of which only the name is kept."""
     wanted = {name: size for kind, size, name in entries if _is_wanted(kind, size, name)}
     total = sum(wanted.values())
     for name in sorted(wanted, key=lambda name: (is_network(name.rpartition("/")[2]), -wanted[name])):
@@ -196,8 +203,10 @@ def _escaped(name: str) -> str:
 
 
 def _unpack_archive(blobs: Blobs, path: Path, target: Path) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Layers of an OCI or Docker image, one on the other. Returns the variables of its configuration, and the libraries
-    that were left out."""
+    """Unpack the layers of an OCI or Docker image on top of each other.
+
+    Returns the variables of its configuration, and the libraries that were left out.
+    """
     layers, config = image_parts(blobs, path)
     budget = _Budget()
     for layer in layers:
@@ -207,7 +216,7 @@ def _unpack_archive(blobs: Blobs, path: Path, target: Path) -> tuple[dict[str, s
 
 
 class _Budget:
-    """What the layers of an image may still cost. Exceeding the number of members or bytes read raises."""
+    """The remaining budget for the layers of an image. Raises if there are too many members or bytes to read."""
 
     def __init__(self) -> None:
         self.write_bytes, self.members, self.read_bytes = MAX_TOTAL, MAX_MEMBERS, MAX_READ
@@ -229,7 +238,7 @@ def _apply_layer(stream: IO[bytes], target: Path, budget: _Budget) -> None:
     stream.seek(0)
     with tarfile.open(fileobj=stream, mode="r|*", tarinfo=BoundedMember) as layer:
         for member in layer:
-            layer.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
+            layer.members.clear()  # type: ignore[attr-defined]  # tarfile would keep all members in memory
             budget.spend(member)
             name = str(PurePosixPath(member.name.lstrip("/")))
             parts = PurePosixPath(name).parts
@@ -248,7 +257,7 @@ def _apply_layer(stream: IO[bytes], target: Path, budget: _Budget) -> None:
 
 
 def _inside(target: Path, name: str) -> Path | None:
-    """Where a member goes: no link of an earlier member may lead out of the folder."""
+    """Return the target path of a member. A link of an earlier member must not lead out of the folder."""
     place = target
     for part in PurePosixPath(name).parts[:-1]:
         place = place / part
@@ -269,7 +278,7 @@ def _put(layer: tarfile.TarFile, member: tarfile.TarInfo, target: Path, name: st
         source = target / member.linkname.lstrip("/")
         inside = target.resolve() in source.resolve().parents
         if inside and source.is_file() and not source.is_symlink():
-            os.link(source, place, follow_symlinks=False)  # a copy of each could fill the disk
+            os.link(source, place, follow_symlinks=False)  # copies could fill the disk
     else:
         stream = layer.extractfile(member)
         if stream is not None:
@@ -289,7 +298,7 @@ def _white_out(target: Path, name: str) -> None:
 
 
 def inspect_image(image: str, environ: Mapping[str, str]) -> tuple[ImageReport, ImageFacts]:
-    """The report for people and the facts for the decision. Raises as `open_image` does."""
+    """Return the report for people and the facts for the decision. Raises the same errors as `open_image`."""
     try:
         with open_image(image, environ) as opened:
             root = image_root(opened.folder, opened.environment)
