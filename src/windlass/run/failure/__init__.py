@@ -1,1 +1,1 @@
-"""Why a run failed: how each rank ended, what was seen of it, and the root cause."""
+"""Find why a run failed: how each rank ended, the evidence, and the root cause."""

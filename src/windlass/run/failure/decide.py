@@ -1,7 +1,7 @@
-"""What to do about a run that ended: again, elsewhere, later, or not at all. Pure.
+"""Decide what follows an attempt: restart, restart on other nodes, continue later, or give up. Pure.
 
-Three limits keep it from running in circles: restarts in a row without a newer snapshot, the same error at the same
-step twice, and jobs in a row without progress.
+Three limits prevent endless restarts: restarts in a row without a newer snapshot, the same error at the same step
+twice, and jobs in a row without progress.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ IDLE_JOBS = 3
 """Jobs in a row that end without a newer snapshot, after which --until-done gives up."""
 _IN_SCRIPT = "this is in the script: another start would end the same way"
 _STRIKES = 2
-"""Failures on one node, without a failure elsewhere in between, that make it a bad node."""
+"""Number of failures on one node, without a failure on another node in between, that make it a bad node."""
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt of the run that is over. `progress`: a newer snapshot was saved in it."""
+    """One ended attempt of the run. `progress`: the attempt saved a newer snapshot."""
 
     cause: Cause
     job: str | None = None
@@ -31,26 +31,29 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RestartOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user allows, and what there is to go on with."""
+    """What the user allows, and the available resources."""
 
     restarts: int = 0
     until_done: bool = False
     spare_hosts: int = 0
     """Hosts of the allocation that are neither in use nor bad."""
     several_hosts: bool = True
-    """Whether a node can be blamed at all: on one machine there is no other."""
+    """Whether a node can be the cause. On a single machine there is no other node."""
     seconds_left: float | None = None
-    """Until the allocation ends, where that is known."""
+    """Seconds until the allocation ends, if known."""
     needed_s: float = 120.0
-    """Less time than this is not worth another start."""
+    """With less time than this, another start is not useful."""
     requeued: bool = False
-    """The scheduler has put the job back into its queue by itself."""
+    """The scheduler has already requeued the job."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What happens next and why. `bad` is a host that this run leaves out from now on. Later jobs leave it out too
-    where there is `proof` about the node; otherwise it is only remembered as a suspect. `lifted` are hosts that were
-    left out for an error that the script causes."""
+    """What happens next, and why.
+
+    `bad` is a host that this run avoids from now on. Later jobs avoid it too if there is `proof` about the node.
+    Otherwise it is only stored as a suspect. `lifted` are hosts that were avoided because of an error that the script
+    causes.
+    """
 
     action: Action
     why: str
@@ -61,7 +64,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def decide(cause: Cause, past: tuple[Past, ...], options: RestartOptions) -> Decision:
-    """`past` holds all attempts in order, the one that ended with `cause` last."""
+    """Decide what to do. `past` contains all attempts in order. The last one ended with `cause`."""
     if cause.kind == "stopped":
         return Decision(action="stop", why="stopped on request")
     if cause.kind == "walltime":
@@ -107,7 +110,7 @@ def decide(cause: Cause, past: tuple[Past, ...], options: RestartOptions) -> Dec
 
 
 def _elsewhere(cause: Cause, past: tuple[Past, ...]) -> tuple[str, ...]:
-    """Other hosts on which an error that code can cause ended an attempt before, and this one got no further."""
+    """Return other hosts on which an error that code can cause ended an earlier attempt at the same or a later step."""
     if not cause.from_code or cause.host is None:
         return ()
     same = [one.cause for one in past[:-1] if one.cause.from_code and _same_place(one.cause, cause)]
@@ -123,7 +126,7 @@ def _bug(cause: Cause, past: tuple[Past, ...]) -> str | None:
 
 
 def _repeated(cause: Cause, past: tuple[Past, ...]) -> bool:
-    """An attempt before ended with the same error, and this one got no further."""
+    """Return whether an earlier attempt ended with the same error, and this one did not get further."""
     return any(_same_place(one.cause, cause) for one in past[:-1])
 
 
@@ -133,8 +136,11 @@ def _same_place(before: Cause, cause: Cause) -> bool:
 
 
 def _bad_host(cause: Cause, past: tuple[Past, ...], options: RestartOptions) -> str | None:
-    """The host to leave out: one with evidence about the node; one on which windlass itself could not start a rank;
-    and one whose ranks die or hang twice in a row without a reason. A shared file system condemns none."""
+    """Return the host to avoid, or None.
+
+    It is a host with evidence about the node, a host on which windlass itself could not start a rank, or a host whose
+    ranks die or hang twice in a row without a reason. An error of a shared file system makes no host bad.
+    """
     if cause.host is None or not options.several_hosts or cause.origin == "file system":
         return None
     if cause.kind == "node" or cause.proof or (cause.kind == "transient" and cause.origin == "node"):
@@ -150,13 +156,13 @@ def _bad_host(cause: Cause, past: tuple[Past, ...], options: RestartOptions) -> 
 
 
 def _idle_restarts(past: tuple[Past, ...]) -> int:
-    """Restarts that have been made since the last newer snapshot, in this job."""
+    """Return the number of restarts in this job since the last newer snapshot."""
     count = 0
     for one in reversed(past):
         if one.progress or one.job != past[-1].job:
             break
         count += 1
-    # The last entry has just ended: it was itself a restart unless it was the first of this row.
+    # The last entry has just ended. It was a restart unless it was the first of this row.
     return max(0, count - 1) if count == len([p for p in past if p.job == past[-1].job]) else count
 
 
@@ -173,7 +179,7 @@ def _later(past: tuple[Past, ...], options: RestartOptions, why: str, bad: str |
 
 
 def _idle_jobs(past: tuple[Past, ...]) -> int:
-    """Jobs in a row, up to the last, in none of which a newer snapshot was saved."""
+    """Return the number of last jobs in a row in which no newer snapshot was saved."""
     jobs: dict[str | None, bool] = {}
     for one in past:
         jobs[one.job] = jobs.get(one.job, False) or one.progress
@@ -186,7 +192,10 @@ def _idle_jobs(past: tuple[Past, ...]) -> int:
 
 
 def _give_up(past: tuple[Past, ...], options: RestartOptions, why: str, bad: str | None, hint: str = "") -> Decision:
-    """No more starts in this allocation. A lost node is a reason to ask for others, where the user wants it done."""
+    """Decide against more starts in this allocation.
+
+    After a lost node, a new job is submitted if the user allows it.
+    """
     if options.until_done and past[-1].cause.kind == "node":
         return _later(past, options, why, bad)
     return Decision(action="stop", why=why, bad=bad, hint=hint, proof=past[-1].cause.proof if bad else "")

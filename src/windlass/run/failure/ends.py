@@ -1,6 +1,7 @@
-"""What rank scripts reported: where each rank was (`where/<node>`), and how it ended (`ends/<node>`) where asked.
+"""Read the reports of rank scripts: the location of each rank (`where/<node>`) and its end (`ends/<node>`).
 
-`snapshots.tsv` of a run folder: which snapshots its ranks loaded and saved, one line each.
+Ends are reported only on request. Also reads `snapshots.tsv` of a run folder: which snapshots its ranks loaded and
+saved, one per line.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from windlass.run.failure.rank_logs import RankLogs
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
-    """How a rank ended; `code` as a shell says it."""
+    """How a rank ended. `code` is the exit code in the form that a shell reports."""
 
     at: float
-    """Seconds since 1970 by the node's clock; infinite where its `date` said something else."""
+    """Seconds since 1970 by the node's clock. Infinite if the output of its `date` is not a number."""
     rank: int
     host: str
     code: int
     reported: bool = True
-    """By its rank script. Otherwise only the launcher says so."""
+    """Whether the rank script reported it. Otherwise only the launcher reported it."""
 
     @property
     def signal(self) -> int | None:
@@ -34,7 +35,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seat(NamedTuple):
-    """Where a rank really was."""
+    """The actual location of a rank."""
 
     rank: int
     host: str
@@ -44,7 +45,7 @@ class Seat(NamedTuple):
 
 
 def read_ends(logs: RankLogs) -> tuple[End, ...]:
-    """Every end that a rank script reported, the earliest first, with hosts as the scheduler names them."""
+    """Return every end that a rank script reported, earliest first, with the scheduler's host names."""
     found = [
         End(at=_seconds(at), rank=int(rank), host=logs.host(int(rank), host), code=int(code))
         for at, rank, host, code in _rows(logs.folder / "ends", 4)
@@ -54,18 +55,18 @@ def read_ends(logs: RankLogs) -> tuple[End, ...]:
 
 
 def any_failed(run_dir: Path) -> bool:
-    """Whether any rank script has reported a failure by now."""
+    """Return whether any rank script has reported a failure so far."""
     return any(is_count(row[3]) and int(row[3]) != 0 for row in _rows(run_dir / "ends", 4))
 
 
 def all_finished(run_dir: Path, world_size: int) -> bool:
-    """Whether every rank script has reported an end with code 0 by now."""
+    """Return whether every rank script has reported an end with code 0 so far."""
     ended = {row[1] for row in _rows(run_dir / "ends", 4) if row[3] == "0"}
     return len(ended) >= world_size
 
 
 def read_seats(folder: Path) -> list[Seat]:
-    """Every rank that got as far as saying where it is."""
+    """Return every rank that has reported its location."""
     return [
         Seat(int(rank), host, cpus, device, int(pid))
         for rank, host, cpus, device, pid in _rows(folder, 5)
@@ -74,7 +75,7 @@ def read_seats(folder: Path) -> list[Seat]:
 
 
 def _rows(folder: Path, count: int) -> Iterator[list[str]]:
-    """Lines of so many fields from all files of a folder; others are torn, and are passed over."""
+    """Yield lines with this number of fields from all files of a folder. Other lines are incomplete and skipped."""
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         try:
             text = read_text(file, within=folder.parent, errors="replace")
@@ -87,12 +88,12 @@ def _rows(folder: Path, count: int) -> Iterator[list[str]]:
 
 
 def is_count(text: str) -> bool:
-    """Whether this is a number that a rank, a code or a process can have."""
+    """Return whether this is a valid number of a rank, exit code or process."""
     return text.isascii() and text.isdecimal() and len(text) < 10
 
 
 def _seconds(text: str) -> float:
-    """Some `date` commands know no nanoseconds and leave `%N` as it is."""
+    """Parse a time. Some `date` commands do not support nanoseconds and print `%N` literally."""
     try:
         found = float(text.removesuffix("%N"))
     except ValueError:
@@ -115,7 +116,7 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_ledger(run_dir: Path) -> list[Saved]:
-    """Snapshots that ranks of this run loaded and saved, oldest first; torn lines are passed over."""
+    """Return the snapshots that ranks of this run loaded and saved, oldest first. Incomplete lines are skipped."""
     try:
         text = read_text(run_dir / LEDGER_FILE, errors="surrogateescape")
     except OSError:
@@ -132,5 +133,5 @@ def read_ledger(run_dir: Path) -> list[Saved]:
 
 
 def newest_step(lines: list[Saved]) -> int | None:
-    """The furthest step that any snapshot of the run holds."""
+    """Return the highest step in any snapshot of the run."""
     return max((line.step for line in lines), default=None)

@@ -1,4 +1,4 @@
-"""What an attempt left to be seen: ends and last lines of its ranks; kept as `evidence/` for people."""
+"""The evidence of an attempt: ends and last lines of its ranks. Saved as `evidence/` for the user."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from windlass.run.failure.signs import LOST_PEERS, died_of, excerpt, traceback_o
 EVIDENCE = "evidence"
 _LINES = 60
 _MAX_RANKS = 64
-"""Ranks whose last lines are kept one by one; the whole logs stay where they are anyway."""
+"""Number of ranks whose last lines are saved separately. The complete logs are kept in any case."""
 _MAX_NODES = 64
 _TIME_LIMIT = re.compile(r"\Atimeout: resource allocation expired")
 
@@ -31,9 +31,12 @@ def observe(
     stopped: bool = False,
     seen_ends: tuple[End, ...] = (),
 ) -> Observed:
-    """What the files of an attempt and its launcher tell. Where the launcher names a rank that reported no end, what it
-    says counts as the end; and where that is a secondary failure, so does an error in the log of another rank.
-    `seen_ends` are those that windlass itself saw, for ranks that report none."""
+    """Collect the evidence from the files of an attempt and from its launcher.
+
+    If the launcher names a rank that reported no end, the launcher's message counts as the end. If that is a secondary
+    failure, an error in the log of another rank counts too. `seen_ends` are the ends that windlass itself saw, for
+    ranks that report none.
+    """
     ends = read_ends(logs)
     reported = {end.rank for end in ends}
     ends = (*ends, *(end for end in seen_ends if end.rank not in reported))
@@ -60,15 +63,17 @@ def observe(
 
 
 def _time_was_up(exit_code: int, launcher: RankFailure | None, stopped: bool) -> bool:
-    """The scheduler told windlass (SIGALRM), or the launcher says that it ended the ranks for it."""
+    """Return whether the time limit ended the run: by a signal (SIGALRM) or a message of the launcher."""
     if stopped:
         return exit_code == 128 + signal.SIGALRM
     return launcher is not None and bool(_TIME_LIMIT.search(launcher.said))
 
 
 def failure_of(logs: RankLogs, seen: Observed, cause: Cause) -> RankFailure | None:
-    """The failure that the record of the run names: the rank, node and code of the verdict's `cause`. None where no
-    rank, no node and no message of the launcher is behind the end."""
+    """Return the failure for the record of the run: the rank, node and code of the verdict's `cause`.
+
+    None if no rank, no node and no message of the launcher caused the end.
+    """
     if cause.rank is None and cause.host is None and not seen.said:
         return None
     return RankFailure(
@@ -87,7 +92,7 @@ def _unreported(logs: RankLogs, rank: int, host: str, code: int) -> End:
 
 
 def _rank_with_error(logs: RankLogs) -> tuple[int, tuple[str, ...]] | None:
-    """The lowest rank whose log ends with a traceback that is no complaint about peers. Looks at some nodes' logs."""
+    """Return the lowest rank whose log ends with a traceback that is not about lost peers. Reads some nodes' logs."""
     for node in range(min(logs.nodes, _MAX_NODES)):
         for rank, lines in sorted(logs.tails(node, _LINES).items()):
             error = died_of(lines)
@@ -97,7 +102,7 @@ def _rank_with_error(logs: RankLogs) -> tuple[int, tuple[str, ...]] | None:
 
 
 def keep_evidence(folder: Path, seen: Observed, states: str = "") -> None:
-    """Write what was seen into `evidence/`. Never raises: a full disk must not be in the way of the next start."""
+    """Write the evidence to `evidence/`. Never raises: a full disk must not prevent the next start."""
     rows = [
         f"{f'{end.at:.3f}' if end.at < math.inf else 'unknown'}\trank {end.rank}\t{end.host}\tcode {end.code}"
         for end in seen.ends

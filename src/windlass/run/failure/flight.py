@@ -1,6 +1,6 @@
-"""torch's flight recorder: which rank is missing from which collective, by the dumps that the ranks left.
+"""torch's flight recorder: find the rank that is missing from a collective, using the dumps of the ranks.
 
-torch writes one pickle per rank, of plain values only. Unpickling can run code, so nothing but plain values is let in.
+torch writes one pickle per rank, with plain values only. Unpickling can run code, so only plain values are accepted.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class _PlainOnly(pickle.Unpickler):
 
 
 def read_dump(path: Path) -> dict[str, Any] | None:
-    """One rank's dump, or None where it is torn or holds anything but plain values."""
+    """Return one rank's dump, or None if it is incomplete or contains anything but plain values."""
     try:
         found = _PlainOnly(io.BytesIO(read_bytes(path, _MAX_BYTES, within=path.parents[1]))).load()
-    except Exception:  # a torn pickle raises nearly anything, and no dump is worth the report
+    except Exception:  # an incomplete pickle can raise almost any error, and a dump must not prevent the report
         return None
     return found if isinstance(found, dict) else None
 
 
 def last_collectives(folder: Path) -> tuple[Last, ...]:
-    """The newest entry of every rank and group in a folder of dumps (`rank_0`, `rank_0-other`, `rank_1`, …)."""
+    """Return the newest entry of every rank and group in a folder of dumps (`rank_0`, `rank_0-other`, `rank_1`, …)."""
     found: dict[tuple[int, str], Last] = {}
     if not folder.is_dir():
         return ()
@@ -82,15 +82,18 @@ def _last(rank: int, entry: Any) -> Last | None:
 
 
 def _word(value: Any) -> str:
-    """A short text or number of a dump; anything else, however deep, is nothing."""
+    """Return a short text or number of a dump. Any other value gives an empty string."""
     if isinstance(value, int) and abs(value) < 1 << 63:
         return str(value)
     return "".join(char if char.isprintable() else "?" for char in value[:_MAX_CHARS]) if isinstance(value, str) else ""
 
 
 def missing(folder: Path, world_size: int) -> tuple[str, tuple[int, ...]]:
-    """`rank 2 is missing from nccl:all_reduce number 17 (it did 16)` and these ranks; nothing where the dumps do not
-    tell. A rank without a dump cannot answer: then those that are behind may only wait for it, and are not named."""
+    """Return a message such as `rank 2 is missing from nccl:all_reduce number 17 (it did 16)`, and these ranks.
+
+    Both are empty if the dumps are not conclusive. If a rank has no dump, the ranks that are behind may only be waiting
+    for it, so they are not named.
+    """
     last = last_collectives(folder)
     groups = sorted({one.group for one in last})
     parts: list[str] = []

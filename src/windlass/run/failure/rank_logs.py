@@ -1,4 +1,4 @@
-"""The files that the ranks of one start left behind: one labelled log per node. Reads them, whatever launcher wrote."""
+"""Read the output files of the ranks of one start: one labelled log per node, the same for all launchers."""
 
 from __future__ import annotations
 
@@ -20,51 +20,58 @@ _MAX_LINE = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankLogs:
-    """Where the output of each rank is. `folder` is the run folder, or the one of an earlier attempt."""
+    """Locations of the output of each rank. `folder` is the run folder, or the folder of an earlier attempt."""
 
     folder: Path
     launcher: Launcher
     nodes: int
     ranks_per_node: int
     hosts: tuple[str, ...] = ()
-    """As the scheduler names them; empty on this machine alone."""
+    """The scheduler's host names. Empty for a run on this machine only."""
 
     @property
     def world_size(self) -> int:
         return self.nodes * self.ranks_per_node
 
     def path(self, rank: int) -> Path:
-        """The file that holds this rank's output."""
+        """Return the file that contains this rank's output."""
         return self._node_path(rank // self.ranks_per_node)
 
     def host(self, rank: int, said: str) -> str:
-        """The host of a rank as the scheduler names it, which is what can be left out; nodes may name themselves
-        otherwise. Ranks are in blocks, in the order of the hosts."""
+        """Return the scheduler's name for the host of a rank.
+
+        The scheduler's name is needed to exclude a host, and a node's own name may differ. Ranks are in blocks, in the
+        order of the hosts.
+        """
         node = rank // self.ranks_per_node
         return self.hosts[node] if node < len(self.hosts) else said
 
     def lines(self, ranks: Iterable[int] | None = None) -> Iterator[tuple[int, str]]:
-        """Every line of these ranks (None: of all), node by node. A missing file has none; one that cannot be read is a
-        `MachineError`."""
+        """Yield every line of these ranks (None: of all), node by node.
+
+        A missing file has no lines. A file that cannot be read raises `MachineError`.
+        """
         wanted = None if ranks is None else frozenset(ranks)
         for node in self._nodes_of(wanted):
             yield from self._read(self._node_path(node), wanted, 0)
 
     def last_lines(self, ranks: Iterable[int], count: int) -> dict[int, tuple[str, ...]]:
-        """The last lines of each of these ranks; a rank that wrote none, or whose file cannot be read, has none."""
+        """Return the last lines of each of these ranks. Empty for a rank without output or with an unreadable file."""
         found: dict[int, tuple[str, ...]] = {}
         wanted = frozenset(ranks)
         for node in self._nodes_of(wanted):
             mine = frozenset(rank for rank in wanted if rank // self.ranks_per_node == node)
             tails = self.tails(node, count)
-            if not mine <= tails.keys():  # a quiet rank beside a talkative one
+            if not mine <= tails.keys():  # another rank of this node wrote much more than this one
                 tails = self.tails(node, count, whole=True)
             found.update((rank, tails.get(rank, ())) for rank in mine)
         return found
 
     def tails(self, node: int, count: int, *, whole: bool = False) -> dict[int, tuple[str, ...]]:
-        """The last lines of each rank near the end of a node's file (or in the `whole` file); none where it cannot be
-        read."""
+        """Return the last lines of each rank near the end of a node's file (or in the `whole` file).
+
+        Empty if the file cannot be read.
+        """
         path = self._node_path(node)
         found: dict[int, deque[str]] = {}
         try:
@@ -94,14 +101,14 @@ class RankLogs:
         with stream:
             if start:
                 stream.seek(start)
-                stream.readline(_MAX_LINE)  # most likely the rest of one
+                stream.readline(_MAX_LINE)  # probably an incomplete line
             for rank, text in NodeLogReader(self.launcher).read(cut_lines(stream, _MAX_LINE)):
                 if rank is not None and (ranks is None or rank in ranks):
                     yield rank, text
 
 
 def rank_logs(plan: Plan, folder: Path) -> RankLogs:
-    """The logs of a plan's ranks in this folder."""
+    """Return the logs of a plan's ranks in this folder."""
     return RankLogs(
         folder=folder,
         launcher=get_launcher(plan.launcher),

@@ -1,4 +1,4 @@
-"""Where the ranks of a hanging run are: the state of each process and its stack, and which rank holds the others up."""
+"""The ranks of a hanging run: the state and stack of each process, and the rank that holds up the others."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<frozen ")
 _COLLECTIVE = re.compile(
     r"(all_?reduce|all_?gather|reduce_scatter|all_?to_?all|broadcast|barrier|gather|scatter)(_\w+)?", re.IGNORECASE
 )
-"""Functions of torch.distributed, and of other libraries that have the usual names."""
+"""Functions of torch.distributed, and of other libraries that use the same names."""
 _UNSEEN = "alive, no stack"
 _NO_STACKS = "no Python wrote a stack (-I, -E and -S switch it off); py-spy in the PATH of the nodes shows any Python's"
 
 
 class Frames(msgspec.Struct, frozen=True):
-    """What the stack of a rank's main thread tells."""
+    """Information from the stack of a rank's main thread."""
 
     top: str = ""
     """The innermost Python frame, as `name (file:line)`."""
     script: str = ""
-    """The innermost frame outside of libraries, where that is another one."""
+    """The innermost frame outside of libraries, if it differs."""
     collective: bool = False
 
 
@@ -49,7 +49,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gone(self) -> bool:
-        """Whether it had ended by itself when the stacks were taken."""
+        """Whether the rank had ended on its own when the stacks were taken."""
         return self.state in _GONE
 
     def text(self) -> str:
@@ -64,7 +64,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rank_states(logs: RankLogs, said: Iterable[Mapping[str, Any]]) -> tuple[RankState, ...]:
-    """Rank by rank, from the lines that node diagnostics said and the stacks that they left."""
+    """Return the state of each rank, from the output of the node diagnostics and the stacks that they saved."""
     lines = sorted((line for line in said if "rank" in line), key=lambda line: int(line["rank"]))
     stacks = read_stacks(logs) if lines else {}
     return tuple(
@@ -79,9 +79,16 @@ def rank_states(logs: RankLogs, said: Iterable[Mapping[str, Any]]) -> tuple[Rank
 
 
 def straggler(ranks: tuple[RankState, ...], behind: tuple[int, ...] = ()) -> RankState | None:
-    """Who holds the others up: one that cannot run at all, else the only one that flight records show `behind`, else
-    one that is in no collective where most others are, else the only one that is elsewhere than all others. None where
-    all of them are stopped, gone or waiting for a disk: then no rank waits for another."""
+    """Return the rank that holds up the others, or None.
+
+    The rules, in this order:
+    - a rank that cannot run at all
+    - the only rank that is `behind` in the flight records
+    - a rank in no collective while most others are in one
+    - the only rank that is at another place than all others
+
+    None if all ranks are stopped, gone or waiting for a disk: then no rank waits for another.
+    """
     for letters in (_STOPPED, _GONE, _DISK):
         those = [one for one in ranks if one.state in letters]
         if those and (len(those) < len(ranks) or len(ranks) == 1):
@@ -101,8 +108,10 @@ def straggler(ranks: tuple[RankState, ...], behind: tuple[int, ...] = ()) -> Ran
 
 
 def states_text(ranks: tuple[RankState, ...]) -> str:
-    """`ranks 0-2 in all_reduce (…); rank 3 stopped`, the largest group first. Says how to get stacks where no rank has
-    one."""
+    """Format the states, for example `ranks 0-2 in all_reduce (…); rank 3 stopped`, largest group first.
+
+    If no rank has a stack, adds how to get stacks.
+    """
     groups: dict[str, list[int]] = {}
     for one in ranks:
         groups.setdefault(one.text(), []).append(one.rank)
@@ -115,7 +124,7 @@ def states_text(ranks: tuple[RankState, ...]) -> str:
 
 
 def frames_of(text: str) -> Frames:
-    """What a stack tells of the main thread: faulthandler and py-spy both write the innermost frame first."""
+    """Extract the frames of the main thread. faulthandler and py-spy both write the innermost frame first."""
     main = ""
     for block in re.split(r"\n(?=(?:Current thread|Thread) )", "\n" + text):
         first = block.strip().split("\n", 1)[0]
@@ -137,7 +146,7 @@ def frames_of(text: str) -> Frames:
 
 
 def read_stacks(logs: RankLogs) -> dict[int, str]:
-    """The stacks that the nodes left in the evidence, by rank."""
+    """Return the stacks that the nodes saved in the evidence, by rank."""
     found: dict[int, str] = {}
     for path in (logs.folder / "evidence").glob("stack-rank-*.txt"):
         with contextlib.suppress(OSError, ValueError):

@@ -1,8 +1,8 @@
-"""Why a run ended: the root cause among the cascade, named with rank, node and reason. Pure.
+"""Find the root cause of an end among all failures, with rank, node and reason. Pure.
 
-When one rank dies the others fail too, within milliseconds, each with an error of its own: a secondary failure. The
-root cause is the earliest end that is no secondary failure: neither a signal that launchers send to the rest, nor the
-complaint of a rank that lost its peer.
+When one rank dies, the others fail too, within milliseconds, each with a different error: a secondary failure. The root
+cause is the earliest end that is not a secondary failure: neither a signal that launchers send to the other ranks, nor
+the error of a rank that lost its peer.
 """
 
 from __future__ import annotations
@@ -31,48 +31,51 @@ from windlass.run.failure.signs import (
 )
 
 CauseKind = Literal["stopped", "resume", "walltime", "preempted", "hang", "node", "memory", "disk", "user", "transient"]
-"""`stopped`: somebody asked. `resume`: the ranks saved and left ("resume me"). `walltime`: the same, or not, because
-the time is up; `preempted`: because the scheduler takes the nodes back. `disk`: a file system is full. `user`: an error
-of the script. `transient`: anything that another start may well survive."""
+"""Kinds of causes.
+
+`stopped`: a user requested it. `resume`: the ranks saved and exited ("resume me"). `walltime`: the time limit, with or
+without a save. `preempted`: the scheduler takes the nodes back. `disk`: a file system is full. `user`: an error of the
+script. `transient`: an error that another start may not have.
+"""
 
 JobDisposition = Literal["", "runs", "cancelled", "preempted", "requeued", "over"]
-"""What the scheduler does with the job. `over`: its time is up. Empty: there is no job, or nobody asked or answered."""
+"""What the scheduler does with the job. `over`: its time is up. Empty: no job, no query or no answer."""
 
-RESUME_ME = 85  # windlass.runtime.codes says what it means; a test holds the two together
+RESUME_ME = 85  # defined in windlass.runtime.codes (a test compares the two)
 SCRIPT_BROKEN = 70  # plan.render.rank_script.EXIT_BROKEN: the rank script could not start the command
 _ENDERS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _OWN_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 _TOGETHER_S = 1.0
-"""Ends this close to the first may have happened before it: the clocks of nodes differ."""
+"""Ends this close to the first may have happened before it, because the clocks of nodes differ."""
 
 _CERTAIN = re.compile(
     r"^(?:SyntaxError|IndentationError|TabError|ModuleNotFoundError|ImportError|NameError|UnboundLocalError)\b"
     r"(?!.*cannot open shared object file)"
 )
-"""Errors that no second try can mend. A library may be missing only while its file system does not answer."""
+"""Errors that a restart cannot fix. A missing library is excluded: its file system may only be unresponsive."""
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about an attempt that did not finish."""
+    """Evidence about an attempt that did not finish."""
 
     exit_code: int
     ends: tuple[End, ...] = ()
     last_lines: Mapping[int, tuple[str, ...]] = {}
-    """Of the ranks that failed."""
+    """Last lines of the ranks that failed."""
     launcher: RankFailure | None = None
-    """The first failure as the launcher tells it."""
+    """The first failure that the launcher reports."""
     stopped: bool = False
-    """Somebody asked windlass to stop."""
+    """A user asked windlass to stop."""
     time_up: bool = False
-    """The ranks were asked to leave because the allocation ends."""
+    """The ranks were asked to exit because the allocation ends."""
     job: JobDisposition = ""
     hang: str | None = None
     straggler: RankState | None = None
-    """The rank that holds the others up, where they hang."""
+    """The rank that holds up the others in a hang."""
     lost: tuple[str, ...] = ()
-    """Hosts that do not answer any more."""
+    """Hosts that no longer respond."""
     oom: frozenset[str] = frozenset()
-    """Hosts on which the kernel killed for memory."""
+    """Hosts on which the kernel killed a process for memory."""
     kernel: Mapping[str, tuple[str, ...]] = {}
     step: int | None = None
     """The last step that is known to have been reached."""
@@ -81,12 +84,12 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def said(self) -> str:
-        """The launcher's own words about the first failure."""
+        """The launcher's message about the first failure."""
         return self.launcher.said if self.launcher else ""
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The root cause of one attempt's end. `reason` is a sentence, or the rest of one that begins with rank or node."""
+    """The root cause of one attempt's end. `reason` is a sentence, or continues one that starts with rank or node."""
 
     kind: CauseKind
     reason: str
@@ -95,39 +98,39 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: int | None = None
     signal: int | None = None
     error: str = ""
-    """The line that names the error, where the rank said one."""
+    """The line that names the error, if the rank printed one."""
     certain: bool = False
-    """No second try can mend it."""
+    """A restart cannot fix it."""
     origin: Origin = "unknown"
-    """What is at fault, as far as the error tells."""
+    """The faulty component, as far as the error shows it."""
     proof: str = ""
-    """Evidence about the node itself, which the script cannot cause. Only this condemns a node for later jobs."""
+    """Evidence about the node itself, which the script cannot cause. Only this makes a node bad for later jobs."""
     step: int | None = None
     traceback: tuple[str, ...] = ()
 
     @property
     def same_as(self) -> tuple[object, ...]:
-        """Two causes with the same of these are the same error."""
-        if self.kind == "disk":  # whichever file it was that did not fit
+        """Return a key that is equal for two causes with the same error."""
+        if self.kind == "disk":  # the name of the file does not matter
             return (self.kind,)
         return (self.kind, _without_numbers(self.error) if self.error else (self.code, self.signal))
 
     @property
     def from_code(self) -> bool:
-        """Whether code of the script can cause it: an error, or a signal that a process brings on itself."""
+        """Return whether the script's code can cause it: an error, or a signal that a process causes itself."""
         if self.proof or self.origin in {"file system", "network", "job"} or self.kind not in {"user", "transient"}:
             return False
         return bool(self.error) or self.signal in _OWN_SIGNALS or (self.signal is None and self.code is not None)
 
     def line(self) -> str:
-        """One sentence for a person: who, where, why."""
+        """Return one sentence with the rank, the node and the reason."""
         who = f"rank {self.rank}" if self.rank is not None else "node" if self.host else ""
         where = f"{'on ' if self.rank is not None else ''}{self.host}" if self.host else ""
         return " ".join(part for part in (who, where, self.reason) if part)
 
 
 def find_cause(seen: Observed) -> Cause:
-    """The root cause. Always one: where nothing is known, it says so."""
+    """Return the root cause. If there is no evidence, returns a cause that states so."""
     if seen.job == "cancelled" or (seen.stopped and seen.job not in {"preempted", "requeued", "over"}):
         return Cause(kind="stopped", reason="the run was stopped on request", step=seen.step)
     if seen.job in {"preempted", "requeued"}:
@@ -168,7 +171,7 @@ def _hang(hang: str, seen: Observed) -> Cause:
 
 
 def _proven(cause: Cause, seen: Observed) -> Cause:
-    """The cause with what the kernel of its node says about the node. Where no rank is to blame, any node's counts."""
+    """Add the kernel's evidence about the node to the cause. If no rank is the cause, evidence of any node counts."""
     hosts = (cause.host,) if cause.rank is not None and cause.host else tuple(seen.kernel)
     for host in hosts:
         found = kernel_proof(seen.kernel.get(host, ()))
@@ -181,8 +184,10 @@ def _proven(cause: Cause, seen: Observed) -> Cause:
 
 
 def first_end(seen: Observed) -> End | None:
-    """The earliest failed end that is no secondary failure; the earliest of all where every one looks like that. One
-    that only the launcher knows of counts before those that left on request: they were asked because of it."""
+    """Return the earliest failed end that is not a secondary failure, or the earliest end if all are secondary.
+
+    An end that only the launcher reported comes before the ranks that exited on request: they were asked because of it.
+    """
     failed = sorted((end for end in seen.ends if end.code != 0), key=lambda end: end.at)
     if not failed:
         return None
@@ -196,7 +201,7 @@ def first_end(seen: Observed) -> End | None:
 
 
 def _left_early(first: End, seen: Observed) -> End | None:
-    """The first rank that ended with code 0, where the others failed later and only because they lost a peer."""
+    """Return the first rank that ended with code 0, if the others failed later and only because they lost a peer."""
     lines = seen.last_lines.get(first.rank, ())
     if not complains_of_peers(lines) or not is_secondary(first, first, lines):
         return None
@@ -205,7 +210,7 @@ def _left_early(first: End, seen: Observed) -> End | None:
 
 
 def end_code(seen: Observed) -> int:
-    """The exit code of the attempt as a shell reports it: of the first failed rank, else the launcher's."""
+    """Return the exit code of the attempt as a shell reports it: of the first failed rank, else of the launcher."""
     first = first_end(seen)
     if first is not None:
         return first.code
@@ -213,20 +218,26 @@ def end_code(seen: Observed) -> int:
 
 
 def _own_end(end: End, last_lines: Mapping[int, tuple[str, ...]]) -> End:
-    """The end with the rank's own code. A rank that dies of an exception closes its connections first: its peers may
-    fail before it is gone, and the launcher ends it, or a thread of a collective aborts it. Python's own code is 1."""
+    """Return the end with the rank's own code.
+
+    A rank that dies from an exception closes its connections first. Its peers may fail before it has exited, and then
+    the launcher ends it, or a thread of a collective aborts it. Python's exit code for an exception is 1.
+    """
     interrupted = end.signal in {signal.SIGABRT, *_ENDERS} and died_of(last_lines.get(end.rank, ()))
     return msgspec.structs.replace(end, code=1) if interrupted else end
 
 
 def is_secondary(end: End, first: End, lines: tuple[str, ...]) -> bool:
-    """Whether this end followed from another. `first` is the earliest of all, `lines` are the last of this rank."""
+    """Return whether another end caused this one.
+
+    `first` is the earliest of all, `lines` are this rank's last lines.
+    """
     own = died_of(lines)
-    if own and not LOST_PEERS.search(own):  # it failed by itself, even if it was ended before it was quite gone
+    if own and not LOST_PEERS.search(own):  # it failed on its own, even if it was ended before it had exited
         return False
     if end.signal in _ENDERS:
         return True
-    if end.signal == signal.SIGKILL:  # launchers kill the rest in the end; at the beginning it came from elsewhere
+    if end.signal == signal.SIGKILL:  # launchers kill the other ranks last, an early SIGKILL has another source
         return end.at > first.at + _TOGETHER_S
     if end.signal not in {None, signal.SIGABRT} or end.code == RESUME_ME:  # watchdogs of collectives abort
         return False
@@ -274,7 +285,7 @@ def _judge(end: End, seen: Observed) -> Cause:
     if LOST_PEERS.search(error):
         return found("transient", f"lost its peers ({error})", "network")
     if sign is not None and sign.ends == "disk":
-        # Snapshots have tried several times over many steps; anything else may have met a full disk by chance.
+        # Snapshots have tried several times over many steps. Other writes may have met a full disk by chance.
         return found("disk", failed, "job", certain=error.startswith("windlass."))
     if sign is not None and sign.origin != "script":
         proof = f"{sign.name}: {error}" if sign.proves else ""
@@ -284,7 +295,7 @@ def _judge(end: End, seen: Observed) -> Cause:
 
 
 def _from_launcher(seen: Observed) -> Cause:
-    """No rank is known to have failed: all that is left is what the launcher says."""
+    """Return a cause from the launcher's message only. No rank is known to have failed."""
     said = seen.launcher
     if end_code(seen) == RESUME_ME:
         return Cause(kind="resume", reason="the ranks saved and left on request", code=RESUME_ME, step=seen.step)
@@ -308,7 +319,7 @@ def _says_usage(lines: tuple[str, ...]) -> bool:
 
 
 def _without_numbers(text: str) -> str:
-    """Addresses, ports and times differ from start to start; the error does not."""
+    """Remove numbers, because addresses, ports and times differ between starts while the error is the same."""
     return re.sub(r"0x[0-9a-f]+|\d+", "#", text)
 
 

@@ -1,11 +1,11 @@
-"""What lines of logs and messages of the kernel mean: the table `data/signs.toml`, for supervision and for explain-log.
+"""The meaning of log lines and kernel messages: the table `data/signs.toml`, for supervision and for explain-log.
 
-A sign names the kind of the cause and how sure it is. A line of a log that the script's own code can bring about never
-condemns a node. Signs with `proves` can: only a fault of the hardware brings them about.
+A sign names the kind of the cause and how certain it is. A log line that the script's own code can cause never makes a
+node bad. Signs with `proves` can: only a hardware fault causes them.
 
-Also what the last lines of a rank say: its error, its traceback, and whether it only lost its peers. When one rank
-fails, the others fail within milliseconds, each with an error of its own: a secondary failure. They may even end before
-the rank that failed first, which is still closing its connections.
+Also reads the last lines of a rank: its error, its traceback, and whether it only lost its peers. When one rank fails,
+the others fail within milliseconds, each with a different error: a secondary failure. They may even end before the rank
+that failed first, which is still closing its connections.
 """
 
 from __future__ import annotations
@@ -36,14 +36,17 @@ _AFTER = 3
 
 
 def complains_of_peers(lines: tuple[str, ...]) -> bool:
-    """Whether the error, or without one anything in these lines, is about peers that are gone."""
+    """Return whether the error is about lost peers. Without an error, checks all of these lines."""
     error = error_line(lines)
     return bool(LOST_PEERS.search(error or "\n".join(lines)))
 
 
 def excerpt(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """A few last lines, and a whole traceback where they end in one. Where the rank lost its peers, without the frames
-    inside torch and windlass: they are the same each time, and the script's own are the news."""
+    """Return a few last lines, and a complete traceback if they end with one.
+
+    If the rank lost its peers, frames inside torch and windlass are removed. They are always the same, and the frames
+    of the script are the useful part.
+    """
     starts = [index for index, line in enumerate(lines) if "Traceback (most recent call last)" in line]
     if starts and complains_of_peers(lines):
         return _without_internals(lines[starts[-1] :])
@@ -51,7 +54,7 @@ def excerpt(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _without_internals(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """Without frames of libraries and the source lines below them."""
+    """Remove frames of libraries and the source lines below them."""
     found = []
     inside = False
     for line in lines:
@@ -63,7 +66,7 @@ def _without_internals(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def error_line(lines: tuple[str, ...]) -> str:
-    """The last line that names an error: `ValueError: …`, `torch.OutOfMemoryError: …`; empty where there is none."""
+    """Return the last line that names an error: `ValueError: …`, `torch.OutOfMemoryError: …`. Empty without one."""
     for line in reversed(lines):
         text = re.sub(r"^\[rank\d+\]:?\s*", "", line)
         if text and not text[0].isspace() and ERROR_LINE.match(text):
@@ -72,7 +75,7 @@ def error_line(lines: tuple[str, ...]) -> str:
 
 
 def traceback_of(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """The last Python traceback in these lines, with its error line."""
+    """Return the last Python traceback in these lines, with its error line."""
     starts = [index for index, line in enumerate(lines) if "Traceback (most recent call last)" in line]
     if not starts:
         return ()
@@ -85,30 +88,32 @@ def traceback_of(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def died_of(lines: tuple[str, ...]) -> str:
-    """The error of a traceback with which these lines end: whatever then ended the process, this is why. Little may
-    follow, as the last word of a library or of a shell."""
+    """Return the error of a traceback at the end of these lines. It is the reason, whatever then ended the process.
+
+    A few lines may follow the traceback, such as the last message of a library or of a shell.
+    """
     trace = traceback_of(lines)
     near = bool(trace) and trace[-1] in lines[-_AFTER - 1 :]
     return error_line(trace) if near else ""
 
 
 def lost_peer_line(lines: tuple[str, ...]) -> str:
-    """The first line that complains of lost peers, without the marks of torch's log; empty where there is none."""
+    """Return the first line about lost peers, without the prefix of torch's log. Empty without one."""
     found = next((line for line in lines if LOST_PEERS.search(line)), "")
     return re.sub(r"^(?:\[[^\]]*\]:?\s*)+", "", found)[:200]
 
 
 Origin = Literal["script", "node", "device", "file system", "network", "job", "unknown"]
-"""What is at fault. `job`: what the job asked for or was given (memory, time, disk space)."""
+"""The faulty component. `job`: what the job requested or got (memory, time, disk space)."""
 
 Confidence = Literal["certain", "likely", "possible"]
 
 SignClass = Literal["cause", "slow", "follows", "harmless"]
-"""`slow`: nothing fails by it, but it costs time. `follows`: a rank that lost its peers says so."""
+"""`slow`: causes no failure, but costs time. `follows`: the message of a rank that lost its peers."""
 
 
 class Sign(NamedTuple):
-    """One row. The comments of the table say what each field means."""
+    """One row. The comments of the table explain each field."""
 
     name: str
     pattern: re.Pattern[str]
@@ -131,7 +136,7 @@ class Sign(NamedTuple):
 
 @lru_cache(maxsize=1)
 def all_signs() -> tuple[Sign, ...]:
-    """Every row of the table, in its order. Read when the first log is."""
+    """Return every row of the table, in order. The table is read with the first log."""
     table = packaged_table(__file__, "signs.toml")
     return tuple(_sign(row, table["remedies"]) for row in table["sign"])
 
@@ -147,23 +152,23 @@ def _sign(row: dict[str, Any], remedies: dict[str, str]) -> Sign:
 
 @lru_cache(maxsize=1)
 def log_signs() -> tuple[Sign, ...]:
-    """The rows about lines of logs."""
+    """Return the rows about log lines."""
     return tuple(sign for sign in all_signs() if not sign.kernel)
 
 
 def sign_of(line: str) -> Sign | None:
-    """The cause that an error line of a rank or of a launcher names; None where the table has none for it."""
+    """Return the cause that an error line of a rank or of a launcher names. None if no row matches."""
     found = next((sign for sign in log_signs() if sign.pattern.search(line)), None)
     return found if found is not None and found.kind == "cause" and found.tells != "weak" else None
 
 
 def first_sign_line(lines: Iterable[str]) -> str:
-    """The first of these lines that names a cause; empty where none does."""
+    """Return the first of these lines that names a cause. Empty without one."""
     return next((line.strip() for line in lines if sign_of(line)), "")
 
 
 def kernel_proof(lines: Iterable[str]) -> tuple[Sign, str] | None:
-    """The first kernel message that is evidence about the node itself, with its sign."""
+    """Return the first kernel message that is evidence about the node itself, with its sign."""
     for line in lines:
         sign = next((sign for sign in all_signs() if sign.kernel and sign.pattern.search(line)), None)
         if sign is not None and sign.proves:

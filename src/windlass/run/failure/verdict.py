@@ -1,6 +1,6 @@
-"""The verdict on an attempt that did not finish: root cause, decision, and how far it came. Kept as `verdict.json`.
+"""The verdict on an attempt that did not finish: root cause, decision and progress. Saved as `verdict.json`.
 
-`judge` is the one way from what was seen to a verdict, for a run that starts once and for one that is supervised.
+`judge` is the only function that creates a verdict from evidence, for runs that start once and for supervised runs.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _HINT_BYTES = 1 << 16
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Moments of one attempt, in seconds since 1970, for `bench/supervise.py` and for people."""
+    """Times of one attempt, in seconds since 1970, for `bench/supervise.py` and for the user."""
 
     started: float = 0.0
     noticed: float | None = None
-    """When windlass knew that it failed."""
+    """When windlass detected the failure."""
     failed: float | None = None
     """When the first failed rank ended, by the clock of its node."""
     ended: float = 0.0
-    """When the last rank was gone."""
+    """When the last rank had ended."""
     decided: float = 0.0
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`verdict.json` of an attempt that did not finish: why, and what was done about it."""
+    """`verdict.json` of an attempt that did not finish: the cause and the decision."""
 
     version: int = 1
     attempt: int
@@ -52,9 +52,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cause: Cause
     decision: Decision
     from_step: int | None = None
-    """The snapshot that it began with."""
+    """Step of the snapshot that the attempt loaded."""
     to_step: int | None = None
-    """The newest one that it saved."""
+    """Step of the newest snapshot that it saved."""
     times: Times = Times()
     where: str = ""
     """For a hang: the states of the ranks."""
@@ -62,7 +62,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """One start of a run that is over. `session` tells the jobs that a run went through from each other."""
+    """One ended start of a run. `session` distinguishes the jobs of the run."""
 
     folder: Path
     number: int
@@ -80,15 +80,18 @@ def judge(
     options: Callable[[Cause], RestartOptions],
     states: str = "",
 ) -> Verdict:
-    """Keep the evidence, find the root cause, decide. `past` are the attempts before; `options` what the user allows
-    and what there is to go on with, which may depend on the cause. Never raises."""
+    """Save the evidence, find the root cause, and decide. Never raises.
+
+    `past` are the earlier attempts. `options` is what the user allows and the available resources, which may depend on
+    the cause.
+    """
     keep_evidence(attempt.folder, seen, states)
     lines = read_ledger(attempt.folder)
     earlier = newest_step([line for line in lines if line.at < attempt.started])
     mine = [line for line in lines if line.at >= attempt.started]
     saved = newest_step([line for line in mine if line.what == "saved"])
     progress = saved if saved is not None and (earlier is None or saved > earlier) else None
-    if seen.step is None:  # the ranks' own signs are exact, but some show none
+    if seen.step is None:  # the ranks' heartbeats are exact, but some ranks send none
         seen = msgspec.structs.replace(seen, step=newest_step(lines))
     cause = find_cause(seen)
     this = Past(cause=cause, job=attempt.session, progress=progress is not None)
@@ -112,14 +115,14 @@ def judge(
 
 
 def attempt_folders(run_dir: Path) -> list[Path]:
-    """Folders of earlier attempts, oldest first."""
+    """Return the folders of earlier attempts, oldest first."""
     folders = (path for path in run_dir.iterdir() if path.is_dir() and not path.is_symlink())
     found = [(int(m[1]), path) for path in folders if (m := _ATTEMPT.match(path.name))]
     return [path for _, path in sorted(found)]
 
 
 def read_verdict(path: Path) -> Verdict | None:
-    """The verdict in an attempt's folder (or in the run folder, for the last one); None where there is none."""
+    """Return the verdict in an attempt's folder (the run folder for the last attempt). None without one."""
     try:
         return from_json(read_bytes(path / VERDICT_FILE), Verdict)
     except (OSError, msgspec.DecodeError):
@@ -127,7 +130,7 @@ def read_verdict(path: Path) -> Verdict | None:
 
 
 def past_attempts(run_dir: Path) -> tuple[Past, ...]:
-    """All attempts so far that did not finish, oldest first, as the decision wants them."""
+    """Return all attempts so far that did not finish, oldest first, as input for the decision."""
     found = [read_verdict(path) for path in (*attempt_folders(run_dir), run_dir)]
     return tuple(past_of(verdict) for verdict in found if verdict is not None)
 
@@ -137,8 +140,10 @@ def past_of(verdict: Verdict) -> Past:
 
 
 def verdict_lines(verdict: Verdict, record: RunRecord, run_dir: Path, *, shown: Callable[[int], bool]) -> list[str]:
-    """The end of an attempt in words: the root cause in one sentence, what its rank wrote last unless it was `shown`,
-    where to read on."""
+    """Format the end of an attempt: the root cause in one sentence, its rank's last lines, and where to read more.
+
+    The last lines are left out if the terminal has already `shown` them.
+    """
     cause, seconds = verdict.cause, record.seconds
     if cause.kind == "stopped":
         return [f"windlass: stopped after {seconds:.1f} s; run folder {run_dir}"]
@@ -168,7 +173,7 @@ def verdict_lines(verdict: Verdict, record: RunRecord, run_dir: Path, *, shown: 
 def ending_lines(
     verdict: Verdict, record: RunRecord, run_dir: Path, *, shown: Callable[[int], bool], supervised: bool
 ) -> list[str]:
-    """`verdict_lines`, and for a supervised run what is done about it."""
+    """Return `verdict_lines`, and for a supervised run the decision."""
     lines, decision = verdict_lines(verdict, record, run_dir, shown=shown), verdict.decision
     if not supervised or verdict.cause.kind == "stopped":
         return lines
@@ -186,8 +191,10 @@ def ending_lines(
 
 
 def log_cause(log: Path) -> tuple[str, str]:
-    """What helps against the first cause that a log of a launcher or of a batch script names, and the line; empty for
-    none, or where it cannot be read."""
+    """Return the remedy for the first cause in a log of a launcher or of a batch script, and the line.
+
+    Both are empty if the log names no cause or cannot be read.
+    """
     try:
         with open_plain(log) as file:
             lines = file.read(_HINT_BYTES).decode(errors="replace").splitlines()
