@@ -1,5 +1,6 @@
-"""Keeps a run alive: finds out why it ended, decides what to do about it, and starts it again.
+"""Keep a run alive: find out why it ended, decide what to do, and start it again.
 
-`cause` and `decide` are pure: what was seen goes in, a verdict comes out. `look` gathers what is to be seen, `watch`
-looks while the ranks run, `attempts` remembers, `loop` acts. Ranks know nothing of it.
+`failure.root_cause` and `failure.decide` are pure functions from evidence to a verdict. `evidence` collects the
+evidence, `heartbeat_monitor` watches the running ranks, `attempts` stores the history, `loop` acts. The ranks are not
+involved.
 """

@@ -1,4 +1,4 @@
-"""What a run folder remembers: the record of each attempt, and who drives the run."""
+"""The history in a run folder: the record of each attempt, and the process that drives the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOOK_S = 0.2
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The windlass that drives a run now, or drove it last."""
+    """The windlass process that drives a run now, or drove it last."""
 
     host: str
     pid: int
@@ -31,12 +31,12 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     since: float = 0.0
 
     def alive(self) -> bool | None:
-        """Whether it still runs; None where that cannot be told from here."""
+        """Return whether it still runs. None if that cannot be determined from here."""
         return Process(self.host, self.pid, self.ticks, self.boot).alive()
 
 
 def records(folder: RunFolder) -> list[tuple[str, RunRecord]]:
-    """The record of each attempt that has one, with the name of its folder, oldest first."""
+    """Return the record of each attempt that has one, with the name of its folder, oldest first."""
     found = []
     for path in (*attempt_folders(folder.path), folder.path):
         file = path / "result.json"
@@ -45,12 +45,15 @@ def records(folder: RunFolder) -> list[tuple[str, RunRecord]]:
     return found
 
 
-# Who drives it
+# The process that drives a run
 
 
 def refuse_running(folder: RunFolder, *, in_job: bool = False) -> None:
-    """A `UsageError` where another windlass drives this run now. `in_job`: this process is in a job of a scheduler, and
-    a windlass of a job that has just submitted this one gets the time to end."""
+    """Raise `UsageError` if another windlass process drives this run now.
+
+    `in_job`: this process is in a job of a scheduler. The windlass process of the job that has just submitted this one
+    gets time to end.
+    """
     other = read_owner(folder)
     patience_s = _HANDOVER_S if in_job and other is not None and other.job_id is not None else 0.0
     give_up = time.monotonic() + patience_s
@@ -69,7 +72,7 @@ def _drives(owner: Owner) -> bool:
 
 
 def own(folder: RunFolder, job_id: str | None) -> None:
-    """Write down that this process drives the run. Refused where another one does."""
+    """Record that this process drives the run. Raises if another process does."""
     refuse_running(folder, in_job=job_id is not None)
     host, pid, ticks, boot = this_process()
     me = Owner(host=host, pid=pid, ticks=ticks, boot=boot, job_id=job_id, since=round(time.time(), 3))
@@ -77,7 +80,7 @@ def own(folder: RunFolder, job_id: str | None) -> None:
 
 
 def release(folder: RunFolder) -> None:
-    """Nobody drives the run any more, though this process has not ended yet: another may begin."""
+    """Record that no process drives the run, although this process has not ended yet. Another one may begin."""
     folder.part(OWNER_FILE).unlink(missing_ok=True)
 
 

@@ -1,10 +1,9 @@
-"""Adds what supervision knows of an attempt to what its files tell: heartbeats, node diagnostics, the scheduler.
+"""Add the evidence of supervision to the files of an attempt: heartbeats, node diagnostics, the scheduler.
 
-Job disposition: whether the scheduler lets the job that we run in go on, takes it back, or was told to end it.
-
-Asked when the ranks or windlass itself were told to stop, because the signal is the same each time: a person who
-cancels a job does not want it back, one that was preempted is to go on elsewhere, and one that the scheduler has put
-back into its queue itself must not be submitted a second time.
+Job disposition: whether the scheduler lets our job continue, takes its nodes back, or was asked to end it. The
+scheduler is asked when the ranks or windlass itself received a stop signal, because the signal is the same in all
+cases. A cancelled job must not be started again. A preempted job continues on other nodes. A job that the scheduler has
+requeued itself must not be submitted a second time.
 
 Node diagnostics: one short program per node next to the ranks, which reports what it finds there.
 """
@@ -39,7 +38,7 @@ from windlass.run.verdict import is_late, observe_end, ranks_saw_time_up
 _DEADLINE_S = 30.0
 _ANSWER_S = 10.0
 _MAX_ASKED = 4
-"""More nodes than these do not fall silent one by one: then the first ones stand for all."""
+"""If more nodes than these fall silent at once, only the first ones are checked, as a sample."""
 
 NodeReport = Answers
 
@@ -47,8 +46,10 @@ NodeReport = Answers
 def diagnose_nodes(
     plan: Plan, folder: RunFolder, environ: Mapping[str, str], what: Literal["stacks", "after"], **settings: object
 ) -> NodeReport:
-    """Run `windlass.node.agent.diagnostics` on every node of the plan. Never raises; what was said before the deadline
-    counts."""
+    """Run `windlass.node.agent.diagnostics` on every node of the plan.
+
+    Never raises. Reports that arrive before the deadline count.
+    """
     question = Question(
         entry="windlass.node.agent.diagnostics:main",
         purpose="diagnostics",
@@ -61,17 +62,17 @@ def diagnose_nodes(
 def nodes_that_answer(
     plan: Plan, folder: RunFolder, environ: Mapping[str, str], hosts: tuple[str, ...]
 ) -> frozenset[str]:
-    """Those of these hosts on which a program can be started within a few seconds. Never raises."""
+    """Return the hosts on which a program can be started within a few seconds. Never raises."""
     question = Question(entry="windlass.node.agent.diagnostics:alive", purpose="alive", deadline_s=_ANSWER_S)
     found: set[str] = set()
     for host in hosts[:_MAX_ASKED]:
         asked = ask(plan, folder, environ, question, (host,))
-        found |= asked.answered | asked.refused  # one that refuses a program is there
+        found |= asked.answered | asked.refused  # a node that refuses a program is alive
     return frozenset(found)
 
 
 def lost_hosts(plan: Plan, report: NodeReport) -> tuple[str, ...]:
-    """Hosts of the plan that did not answer, where others did."""
+    """Return the hosts of the plan that did not respond, if others did."""
     hosts = expand_hostlist(plan.hosts) if plan.hosts else ()
     if len(hosts) < 2 or not report.answered:
         return ()
@@ -82,7 +83,7 @@ _ASK_S = 10.0
 
 
 def ask_disposition(plan: Plan, environ: Mapping[str, str], deadline_s: float | None) -> JobDisposition:
-    """Ask once, with a deadline: whoever is being ended has only seconds left. Never raises."""
+    """Ask the scheduler once, with a deadline: a process that is being ended has only seconds left. Never raises."""
     if plan.job_id is None or plan.scheduler == "none":
         return ""
     scheduler = get_scheduler(plan.scheduler)
@@ -94,8 +95,11 @@ def ask_disposition(plan: Plan, environ: Mapping[str, str], deadline_s: float | 
 
 
 def disposition_of(status: JobStatus, *, restarts: int, late: bool) -> JobDisposition:
-    """`restarts`: how often the scheduler had started this job again when this start of it began. PBS says of a job
-    that it ends for its walltime what it says of any other that runs."""
+    """Convert a job status to a disposition.
+
+    `restarts`: how often the scheduler had restarted this job when this start began. PBS reports the same status for a
+    job that it ends for its walltime as for any other running job.
+    """
     if status.state in {JobState.QUEUED, JobState.HELD} or status.restarts > restarts:
         return "requeued"
     if status.preempted:
@@ -110,7 +114,7 @@ def disposition_of(status: JobStatus, *, restarts: int, late: bool) -> JobDispos
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """An attempt that is over. `stacks`: what the nodes said while it hung, if it did."""
+    """An ended attempt. `stacks`: the reports of the nodes during a hang, if it hung."""
 
     number: int
     plan: Plan
@@ -122,14 +126,16 @@ class Ended:
 
 
 def gather(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> tuple[Observed, str]:
-    """What was seen, and in words where the ranks were if they hung. Runs node diagnostics, which also sweep what the
-    ranks left on the nodes; never raises."""
+    """Return the evidence, and a description of the ranks' states if they hung. Never raises.
+
+    Runs node diagnostics, which also remove leftovers of the ranks on the nodes.
+    """
     plan = ended.plan
     told = observe_end(plan, folder, ended.end)
     time_up = told.time_up or _time_up(ended, told, folder)
     after = (
         None if ended.end.stopped or time_up else _diagnose_after(ended, folder, environ)
-    )  # at the end each second counts
+    )  # at the end of the allocation, time is short
     where, odd = _rank_states(ended, rank_logs(plan, folder.path))
     seen = msgspec.structs.replace(
         told,
@@ -146,7 +152,7 @@ def gather(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> tuple
 
 
 def _disposition(ended: Ended, told: Observed, time_up: bool, environ: Mapping[str, str]) -> JobDisposition:
-    """Only where somebody told the ranks or windlass to leave: nothing else is the scheduler's doing."""
+    """Ask for the disposition only if the ranks or windlass received a stop signal. Other ends have other causes."""
     if ended.end.stopped:
         asked = ended.end.stopped_by == signal.SIGTERM
     else:
@@ -155,7 +161,7 @@ def _disposition(ended: Ended, told: Observed, time_up: bool, environ: Mapping[s
 
 
 def _time_up(ended: Ended, told: Observed, folder: RunFolder) -> bool:
-    """The ranks were asked to leave because the time is up, or saw it themselves before they were asked."""
+    """Return whether the ranks were asked to exit because the time is up, or detected that themselves."""
     if ended.watch.time_up or ended.end.stopped or end_code(told) != RESUME_ME:
         return ended.watch.time_up
     return ranks_saw_time_up(folder, ended.end.started)
@@ -167,14 +173,14 @@ def _diagnose_after(ended: Ended, folder: RunFolder, environ: Mapping[str, str])
 
 
 def _rank_states(ended: Ended, logs: RankLogs) -> tuple[str, RankState | None]:
-    """Which ranks were where, by stacks and flight records, and who holds the others up."""
+    """Return the states of the ranks, from stacks and flight records, and the rank that holds up the others."""
     ranks = rank_states(logs, ended.stacks.messages) if ended.stacks is not None else ()
     said, behind = missing(logs.folder / "flight", logs.world_size)
     return "; ".join(part for part in (states_text(ranks), said) if part), straggler(ranks, behind)
 
 
 def _kernel(ended: Ended, after: NodeReport | None) -> dict[str, tuple[str, ...]]:
-    """Kernel messages by host."""
+    """Return kernel messages by host."""
     found: dict[str, tuple[str, ...]] = {}
     for line in after.messages if after else ():
         if "kernel" in line:

@@ -1,10 +1,10 @@
-"""Looks at the ranks while they run: does anything move, is the time nearly up. Implements `run.execute.Watch`.
+"""Watch the running ranks for progress and for the end of the allocation. Implements `run.execute.Watch`.
 
-A run hangs when for `hang_after_s` no rank wrote anything and, where the ranks show steps, no step was finished. Bytes
-count, not lines: a progress bar is output. Until ranks have shown a step, those that still read or write files, or
-compute before their first output, are starting. The stacks of all ranks are taken before anything is ended.
+A run hangs if for `hang_after_s` no rank wrote anything and, if the ranks report steps, no step was finished. Bytes
+count, not lines: a progress bar is output. Until ranks have reported a step, those that still read or write files, or
+compute before their first output, are starting. The stacks of all ranks are taken before any rank is ended.
 
-A node that sends no sign of life while others do is asked once. If it does not answer, it is lost.
+A node that sends no heartbeat while others do is checked once. If it does not respond, it is lost.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from windlass.run.output import OutputView
 
 _CHECK_S = 1.0
 _LAST_CHANCE = 0.4
-"""Of the margin before the end of the allocation: then ranks that did not leave are ended."""
+"""Fraction of the margin before the end of the allocation at which the remaining ranks are ended."""
 
 
 class HeartbeatSigns(Protocol):
-    """What the watch on the nodes says."""
+    """The signs that the heartbeat service reports."""
 
     beats: set[str]
     silent: dict[str, dict[str, object]]
@@ -39,7 +39,7 @@ class HeartbeatSigns(Protocol):
 
 
 class HeartbeatMonitor:
-    """One attempt's watch."""
+    """The watch of one attempt."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class HeartbeatMonitor:
         self.time_up = False
         self.hang: str | None = None
         self.lost: tuple[str, ...] = ()
-        """Nodes that fell silent and did not answer when asked."""
+        """Nodes that became silent and did not respond to a check."""
 
     def look(self, job: StartedJob) -> str | None:
         if job.failing:
@@ -121,10 +121,10 @@ class HeartbeatMonitor:
             return None
         signs = self.signs
         if signs is not None and signs.writing:
-            return None  # a line that the launcher holds back until it ends
+            return None  # the launcher holds back an incomplete line
         if signs is not None and signs.beats:
             if not signs.silent:
-                return None  # quiet, but steps are finished
+                return None  # no output, but steps are finished
         elif now - self._began < starting_s(self._hang_after_s) and self._starts(signs):
             return None
         if all_finished(self._folder.path, job.plan.world_size):
@@ -136,7 +136,7 @@ class HeartbeatMonitor:
         return self.hang
 
     def _starts(self, signs: HeartbeatSigns | None) -> bool:
-        """Whether the ranks still start: they import or compile. Without an agent nothing is known about that."""
+        """Return whether the ranks are still starting: they import or compile. Without an agent this is unknown."""
         if signs is None:
             return True
         quiet = self._output[0] == 0 and not any(self._output[1].values())
@@ -144,12 +144,12 @@ class HeartbeatMonitor:
 
 
 def starting_s(hang_after_s: float) -> float:
-    """How long a start may be silent for while its ranks still import or compile."""
+    """Return how long a start may be silent while its ranks still import or compile."""
     return min(10 * hang_after_s, 3 * hang_after_s + 30)
 
 
 def margin_s(deadline_s: float | None, now_s: float, grace_s: float) -> float:
-    """How long before the end of the allocation the ranks are asked to leave: a minute, less in short jobs."""
+    """Return how long before the end of the allocation the ranks are asked to exit: a minute, less in short jobs."""
     if deadline_s is None:
         return 0.0
     whole = max(deadline_s - now_s, 0.0)

@@ -1,6 +1,6 @@
-"""The loop of attempts: start, wait, find the cause, decide, start again. The one place of supervision that acts.
+"""The loop of attempts: start, wait, find the cause, decide, start again. Only this module acts on decisions.
 
-A run under supervision: what one start of it is, and when its allocation ends.
+Also defines a supervised run: what one start of it consists of, and when its allocation ends.
 """
 
 from __future__ import annotations
@@ -46,18 +46,20 @@ _NEEDED_SHARE = 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Supervised(Run):
-    """A run to be kept alive, and what it takes to do so."""
+    """A supervised run, and everything that supervision needs."""
 
     deadline_s: float | None = None
-    """When the allocation ends, where that is known."""
+    """When the allocation ends, if known."""
 
     starts: list[tuple[Plan, JobFacts]] = field(default_factory=list)
-    """Every start so far. The node-local caches of the last one are still there."""
+    """Every start so far. The node-local caches of the last one still exist."""
 
 
 def supervise_attempts(live: Supervised) -> RunRecord:
-    """Run to the end of the work, of the allowed restarts or of the allocation. Returns the last attempt's record,
-    with the exit code of "resume me" where the work can go on later."""
+    """Run until the work is done, or the restarts or the allocation are used up. Returns the last attempt's record.
+
+    Its exit code is that of "resume me" if the work can continue later.
+    """
     last: list[RunRecord] = []
     try:
         return _keep_alive(live, last)
@@ -66,7 +68,7 @@ def supervise_attempts(live: Supervised) -> RunRecord:
             raise
         live.view.note(f"windlass: could not be started again: {error.message}")
         return _with_code(live, last[-1], last[-1].exit_code)
-    except KeyboardInterrupt:  # between two starts nobody else listens
+    except KeyboardInterrupt:  # between two starts, no other code handles signals
         if last:
             live.folder.save_result(msgspec.structs.replace(last[-1], outcome="stopped"))
         raise
@@ -86,7 +88,7 @@ def _keep_alive(live: Supervised, last: list[RunRecord]) -> RunRecord:
         this = dataclasses.replace(live, plan=plan)
         with listening():
             ended = _attempt(this, number, began)
-            if finished(ended.end) or ended.end.stopped:  # this record depends on no evidence, so nothing may cost it
+            if finished(ended.end) or ended.end.stopped:  # needs no evidence, which must not prevent this record
                 last.append(save_record(this, ended.end))
         if finished(ended.end):
             return last[-1]
@@ -137,7 +139,7 @@ def _attempt(live: Supervised, number: int, began: float) -> Ended:
     live.starts.append((plan, facts))
     prepare(live, facts, hosts)
     sidecars = compose_sidecars(live, facts, hosts)
-    assert sidecars.heartbeat is not None  # a supervised request asks for it
+    assert sidecars.heartbeat is not None  # a supervised request always has it
     watch.signs = sidecars.heartbeat
     end = execute(live, facts, hosts, sidecars.whole, watch, last=False)
     return Ended(
@@ -154,7 +156,7 @@ def _attempt(live: Supervised, number: int, began: float) -> Ended:
 def _judge(
     live: Supervised, ended: Ended, past: tuple[Past, ...], bad: frozenset[str], session: str, began: float
 ) -> Judgement:
-    """Gather the evidence and judge the attempt."""
+    """Collect the evidence and judge the attempt."""
     attempt = Attempt(
         folder=live.folder.path,
         number=ended.number,
@@ -188,7 +190,7 @@ def _options(
 
 
 def _remember(live: Supervised, decision: Decision, bad: frozenset[str]) -> frozenset[str]:
-    """The hosts that this run leaves out from now on. Writes down which of them later jobs have to leave out."""
+    """Return the hosts that this run avoids from now on. Saves which of them later jobs must avoid."""
     state_dir, site, run = live.settings.state_dir, live.plan.site, str(live.folder.path)
     try:
         if decision.lifted:
@@ -202,8 +204,11 @@ def _remember(live: Supervised, decision: Decision, bad: frozenset[str]) -> froz
 
 
 def _resubmitted(live: Supervised, plan: Plan, record: RunRecord, bad: frozenset[str]) -> RunRecord:
-    """The next job may begin before this one has ended: what is said of this one is written before, and nobody drives
-    the run any more when it is submitted."""
+    """Submit the next job.
+
+    It may begin before this one has ended. Therefore the record of this job is written first, and no process drives the
+    run when the next job is submitted.
+    """
     left = _with_code(live, record, RESUME_ME)
     release(live.folder)
     try:
@@ -224,7 +229,7 @@ def _with_code(live: Supervised, record: RunRecord, code: int) -> RunRecord:
 
 
 def _read_secrets(folder: RunFolder) -> bytes | None:
-    """Each start removes the file when it ends; the next one needs it again."""
+    """Read the secrets again. Each start removes the file when it ends, and the next one needs it."""
     try:
         return read_bytes(folder.part(SECRETS_FILE))
     except OSError:
@@ -232,7 +237,7 @@ def _read_secrets(folder: RunFolder) -> bytes | None:
 
 
 def run_supervised(run: Run) -> RunRecord:
-    """Start a run as often as it takes and as its request allows. Returns the record of the last start."""
+    """Start a run repeatedly, as its request allows. Returns the record of the last start."""
     folder, view, environ = run.folder, run.view, run.environ
     if run.secrets:
         folder.save_plan(run.plan, run.secrets)
@@ -254,8 +259,11 @@ def run_supervised(run: Run) -> RunRecord:
 
 
 def _deadline_s(run: Run) -> float | None:
-    """When this allocation ends: as the scheduler says, else, in a job that windlass submitted, by its own time limit.
-    That is late by the seconds that the job took to get here, which the margin covers."""
+    """Return when this allocation ends, according to the scheduler.
+
+    In a job that windlass submitted, the fallback is the plan's time limit. It is late by the seconds that the job
+    needed to get here, which the margin covers.
+    """
     allocation = run.context.allocation
     if allocation is None or allocation.end_time_s is not None:
         return allocation.end_time_s if allocation else None

@@ -1,6 +1,6 @@
-"""The plan of the next start: on other hosts where one is bad, and past what the last start left behind. Pure.
+"""The plan of the next start: without bad hosts, and independent of leftovers of the last start. Pure.
 
-Also the next job of a run whose time is up.
+Also submits the next job of a run whose time is up.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from windlass.run.supervise.evidence import ask_disposition
 
 
 def usable_hosts(context: PlanningContext, bad: frozenset[str]) -> tuple[str, ...]:
-    """Hosts of the allocation that are not known to be bad, in its order."""
+    """Return the hosts of the allocation that are not known to be bad, in order."""
     hosts = context.allocation.hosts if context.allocation else ()
     return tuple(host for host in hosts if host not in bad)
 
 
 def spare_hosts(plan: Plan, context: PlanningContext, bad: frozenset[str]) -> int:
-    """How many hosts that are not in use now could take the place of bad ones."""
+    """Return the number of unused hosts that could replace bad ones."""
     used = expand_hostlist(plan.hosts) if plan.hosts else ()
     return len([host for host in usable_hosts(context, bad) if host not in used])
 
 
 def next_plan(plan: Plan, context: PlanningContext, bad: frozenset[str]) -> Plan:
-    """The same plan for hosts without the bad ones. What is secret in it stays as it was."""
+    """Return the same plan on hosts without the bad ones. Its secrets do not change."""
     used = expand_hostlist(plan.hosts) if plan.hosts else ()
     if bad & set(used) and context.allocation is not None:
         plan = on_hosts(plan, context, choose_hosts(usable_hosts(context, bad), plan.nodes, context.bad_hosts))
@@ -52,13 +52,13 @@ def next_plan(plan: Plan, context: PlanningContext, bad: frozenset[str]) -> Plan
 
 
 def in_job(plan: Plan, context: PlanningContext) -> Plan:
-    """A saved plan in the job that it runs in now: on this job's hosts, those that failed lately left to the end."""
+    """Return a saved plan on the hosts of the current job. Hosts that failed recently come last."""
     assert context.allocation is not None
     return on_hosts(plan, context, choose_hosts(context.allocation.hosts, plan.nodes, context.avoided_hosts))
 
 
 def on_hosts(plan: Plan, context: PlanningContext, hosts: tuple[str, ...]) -> Plan:
-    """The plan made anew for these hosts of the allocation."""
+    """Plan again for these hosts of the allocation."""
     request = msgspec.structs.replace(
         plan.request, hosts=fold_hostlist(hosts), nodes=None, ranks_per_node=plan.ranks_per_node, site=plan.site
     )
@@ -66,12 +66,12 @@ def on_hosts(plan: Plan, context: PlanningContext, hosts: tuple[str, ...]) -> Pl
 
 
 def on_node(plan: Plan, context: PlanningContext) -> Plan:
-    """The plan made anew with the node that the job got, where the plan could not know it."""
+    """Plan again with the node of the job, if the plan was made without seeing it."""
     return _replanned(plan, msgspec.structs.replace(plan.request, nodes=plan.nodes, site=plan.site), context)
 
 
 def _replanned(plan: Plan, request: Request, context: PlanningContext) -> Plan:
-    """The plan of another request for the same run. What is secret stays as it was: hidden, and in its file."""
+    """Plan another request for the same run. Secrets do not change: redacted in the plan, and in their file."""
     fresh, _ = make_plan(request, context)
     hidden = {setting.name: setting for setting in plan.environment if setting.secret}
     return msgspec.structs.replace(
@@ -91,7 +91,7 @@ LOG_FILE = "job.log"
 def resubmit(
     plan: Plan, folder: RunFolder, environ: Mapping[str, str], bad: frozenset[str], deadline_s: float | None = None
 ) -> str:
-    """Submit the run's batch script again; returns the job's id. Raises `WindlassError` where that is not possible."""
+    """Submit the run's batch script again and return the job id. Raises `WindlassError` if that is not possible."""
     script = folder.part(BATCH_FILE)
     if plan.scheduler == "none" or not script.exists():
         raise UsageError(
@@ -103,7 +103,7 @@ def resubmit(
         text = with_excluded(read_text(script, errors="surrogateescape"), plan, bad)
         folder.write_signed(BATCH_FILE, text.encode("utf-8", "surrogateescape"), mode=0o700)
     log = folder.part(LOG_FILE)
-    if log.exists():  # the next job begins its log anew; this one goes on writing under the other name
+    if log.exists():  # the next job starts a new log, and this job continues to write to the renamed file
         log.rename(folder.part(f"job-{plan.job_id}.log"))
     job_id = submit_script(plan, str(script), environ, from_job=True)
     folder.write("job_id", job_id + "\n")
@@ -111,7 +111,7 @@ def resubmit(
 
 
 def refuse_cancelled(plan: Plan, environ: Mapping[str, str], deadline_s: float | None) -> None:
-    """A person who cancels a job does not want it back, even if its time was nearly up anyway."""
+    """Raise if a user cancelled the job. It must not be submitted again, even if its time was nearly up."""
     disposition = ask_disposition(plan, environ, deadline_s)
     if disposition == "cancelled":
         raise UsageError(f"job {plan.job_id} was cancelled", hint="submit it again yourself if you want it back")
@@ -123,7 +123,7 @@ def refuse_cancelled(plan: Plan, environ: Mapping[str, str], deadline_s: float |
 
 
 def with_excluded(text: str, plan: Plan, bad: frozenset[str]) -> str:
-    """The batch script with a directive that leaves these hosts out, where the scheduler has one."""
+    """Return the batch script with a directive that excludes these hosts, if the scheduler has one."""
     scheduler = get_scheduler(plan.scheduler)
     if not scheduler.can_exclude:
         return text
@@ -134,7 +134,7 @@ def with_excluded(text: str, plan: Plan, bad: frozenset[str]) -> str:
 
 
 def _excluding(plan: Plan, hosts: tuple[str, ...]) -> Argument:
-    """The scheduler's own words for it: what a job with these hosts to leave out has, and one without has not."""
+    """Return the scheduler's argument for it: the difference between a job with and without these excluded hosts."""
     scheduler = get_scheduler(plan.scheduler)
     spec = JobSpec(name=plan.name, nodes=plan.nodes, ranks_per_node=plan.ranks_per_node)
     plain = scheduler.directives(spec, SchedulerSpec())
@@ -147,5 +147,5 @@ def _excluding(plan: Plan, hosts: tuple[str, ...]) -> Argument:
 
 
 def _head(line: str) -> str:
-    """What a directive says, without the value and its quotes."""
+    """Return a directive without its value and quotes."""
     return line.partition("=")[0].replace("'", "")

@@ -1,6 +1,7 @@
-"""Runs on disk: what state each is in, why it ended, whether it can go on. Asks the scheduler where it has to.
+"""Runs on disk: their state, why they ended, and whether they can continue. Asks the scheduler if needed.
 
-End a run from outside: the windlass that drives it asks the ranks to save and leave, or its job is cancelled.
+Also stops a run from outside: the windlass process that drives it asks the ranks to save and exit, or its job is
+cancelled.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ from windlass.run.supervise.attempts import Owner, read_owner, records
 from windlass.run.trust import is_own_folder, require_trust
 
 State = Literal["running", "waiting", "done", "resumable", "stopped", "failed", "killed", "unknown"]
-"""`waiting`: in the scheduler's queue. `resumable`: it saved and left. `killed`: windlass itself was, in the middle."""
+"""`waiting`: in the scheduler's queue.
+
+`resumable`: it saved and exited. `killed`: windlass was killed during the run.
+"""
 _ASK_S = 15.0
 _NO_ANSWER = "the scheduler gives no answer about job"
 _FAULTS = {
@@ -51,7 +55,7 @@ _RUNNING = {JobState.RUNNING, JobState.ENDING}
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One run as a listing shows it."""
+    """One run in a listing."""
 
     path: str
     name: str
@@ -59,36 +63,38 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     why: str = ""
     attempts: int = 1
     step: int | None = None
-    """Of the newest snapshot."""
+    """Step of the newest snapshot."""
     seconds: float | None = None
-    """Of all starts together."""
+    """Duration of all starts together."""
     steps: int | None = None
-    """That the last start took, where it was sampled."""
+    """Number of steps of the last start, if it was sampled."""
     step_ms: float | None = None
-    """Median step of the last start."""
+    """Median step time of the last start."""
     job_id: str | None = None
     changed: float = 0.0
     shape: str = ""
     may_live: bool = False
-    """Nobody can say from here that it does not run: the scheduler gives no answer about its job."""
+    """The run may still be running, because the scheduler gives no answer about its job."""
 
 
 def find_runs(runs_dir: Path) -> list[RunFolder]:
-    """Run folders below a folder, the oldest first."""
+    """Return the run folders below a folder, oldest first."""
     found = [path.parent for path in runs_dir.expanduser().glob(f"*/{PLAN_FILE}") if is_run(path.parent)]
     return [RunFolder(path) for path in sorted(found, key=lambda path: path.stat().st_mtime)]
 
 
 def find_folders(runs_dir: Path) -> list[RunFolder]:
-    """Folders of runs and of commands that are none (`stage`, `tune`), the oldest first."""
+    """Return the folders of runs and of other commands (`stage`, `tune`), oldest first."""
     others = (path.parent for path in runs_dir.expanduser().glob(f"*/{COMMAND_FILE}"))
     found = {*(folder.path for folder in find_runs(runs_dir)), *others}
     return [RunFolder(path) for path in sorted(found, key=lambda path: path.stat().st_mtime)]
 
 
 def find_run(text: str | None, runs_dir: Path) -> RunFolder:
-    """A run by its folder, or by its name below the folder of runs, as `runs list` shows it; None: the last one made.
-    A `UsageError` where there is none."""
+    """Find a run by its folder, or by its name below the folder of runs, as `runs list` shows it.
+
+    None: the newest run. Raises `UsageError` if there is no such run.
+    """
     if text is None:
         found = find_runs(runs_dir)
         if not found:
@@ -106,7 +112,7 @@ def find_run(text: str | None, runs_dir: Path) -> RunFolder:
 
 
 def state_of(folder: RunFolder, environ: Mapping[str, str]) -> RunState:
-    """How a run stands, or a command that is none. A folder with a damaged file is `unknown`, with the reason."""
+    """Return the state of a run or of another command. A folder with a damaged file is `unknown`, with the reason."""
     try:
         use = folder.use()
         if use is not None and read_owner(folder) is None:
@@ -139,7 +145,7 @@ def state_of(folder: RunFolder, environ: Mapping[str, str]) -> RunState:
 
 
 def _use_state(folder: RunFolder, use: FolderUse) -> RunState:
-    """Of a command that is no run. Agents that it left at work end with the job, or by `windlass cache stop`."""
+    """Return the state of a command that is not a run. Its agents end with the job, or by `windlass cache stop`."""
     state: State
     if folder.part(AGENTS_FILE).exists():
         state, why = "running", f"agents of windlass {use.command}, until windlass cache stop {folder.path}"
@@ -160,7 +166,7 @@ def _state(
     folder: RunFolder, plan: Plan, record: RunRecord | None, job_id: str | None, environ: Mapping[str, str]
 ) -> tuple[State, str]:
     owner = read_owner(folder)
-    if owner is not None and owner.pid != os.getpid() and owner.alive():  # who asks does not drive it at this moment
+    if owner is not None and owner.pid != os.getpid() and owner.alive():  # this process does not drive the run
         return "running", f"by process {owner.pid} on {owner.host}"
     said = _ask_scheduler(plan, job_id, environ) if job_id and _may_be_queued(folder, owner, job_id) else None
     if said and said[0] in {"waiting", "running"}:
@@ -180,13 +186,13 @@ def _state(
 
 
 def _with_log(folder: RunFolder, said: tuple[State, str]) -> tuple[State, str]:
-    """What the scheduler reports of a failed job, with the first cause in the log of its batch script."""
+    """Add the first cause in the log of a failed job's batch script to the scheduler's report."""
     line = log_cause(folder.part("job.log"))[1] if said[0] == "failed" else ""
     return (said[0], f"{said[1]}; its log says: {line}") if line else said
 
 
 def _ended_alone(folder: RunFolder) -> tuple[State, str] | None:
-    """How a standalone job ended, which leaves its code and no record."""
+    """Return how a standalone job ended. Such a job writes its exit code but no record."""
     try:
         code = int(read_text(folder.part(EXIT_FILE)))
     except (OSError, ValueError):
@@ -195,7 +201,10 @@ def _ended_alone(folder: RunFolder) -> tuple[State, str] | None:
 
 
 def _may_be_queued(folder: RunFolder, owner: Owner | None, job_id: str) -> bool:
-    """A job that windlass has left is over, unless the scheduler took it back and starts it again by itself."""
+    """Return whether the job may be queued again.
+
+    A job that windlass has left is over unless the scheduler requeued it.
+    """
     if owner is None or owner.job_id != job_id:
         return True
     verdict = read_verdict(folder.path)
@@ -209,15 +218,17 @@ def _ended(folder: RunFolder, plan: Plan, record: RunRecord) -> tuple[State, str
     stopped = record.outcome == "stopped"
     if verdict is not None:
         cause = verdict.cause
-    else:  # of a windlass that kept none for runs without supervision
+    else:  # written by a version that stored no owner for unsupervised runs
         cause = find_cause(observe(rank_logs(plan, folder.path), record.exit_code, record.failure, stopped=stopped))
     state: State = "resumable" if record.exit_code == RESUME_ME else "stopped" if stopped else "failed"
     return state, cause.line()
 
 
 def _ask_scheduler(plan: Plan, job_id: str | None, environ: Mapping[str, str]) -> tuple[State, str] | None:
-    """What the scheduler says of a job; None where it has no reason to tell. Where it gives no answer the job may
-    live: that is `unknown`, never dead."""
+    """Return the scheduler's state of a job. None if it has nothing to report.
+
+    If the scheduler gives no answer, the job may be running: the state is `unknown`, never dead.
+    """
     if job_id is None or plan.scheduler == "none":
         return None
     scheduler = get_scheduler(plan.scheduler)
@@ -236,7 +247,7 @@ def _ask_scheduler(plan: Plan, job_id: str | None, environ: Mapping[str, str]) -
 
 
 def _ended_job(status: JobStatus, scheduler: str, job_id: str) -> tuple[State, str] | None:
-    """Why a job without a record ended, as its scheduler reports it; None where it reports no reason."""
+    """Return the scheduler's reason for the end of a job without a record. None without a reason."""
     more = f": {status.reason}" if status.reason else ""
     if status.never:
         return "failed", f"{scheduler} reports that job {job_id} can never run{more}"
@@ -264,13 +275,13 @@ def _job_id(folder: RunFolder) -> str | None:
 
 
 def _changed(folder: RunFolder) -> float:
-    """When something last happened in it."""
+    """Return the time of the last change in the run folder."""
     paths = [folder.part(name) for name in ("result.json", "owner.json", PLAN_FILE, "snapshots.tsv")]
     return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
 
 
 def holds_snapshots(folder: RunFolder) -> bool:
-    """Whether the run wrote its snapshots into its own folder: to remove it would lose them."""
+    """Return whether the run wrote its snapshots to its run folder. Removing the folder would lose them."""
     inside = str(folder.path) + "/"
     return any(line.folder.startswith(inside) and Path(line.folder).exists() for line in read_ledger(folder.path))
 
@@ -278,7 +289,7 @@ def holds_snapshots(folder: RunFolder) -> bool:
 def cleanable(
     states: list[RunState], *, older_s: float, keep: int, failed: bool, now: float | None = None
 ) -> list[RunState]:
-    """Runs that may go: done (with `failed`: ended in any way), older than so much, and not among the newest `keep`."""
+    """Return removable runs: done (with `failed`: ended in any way), old enough, and not among the newest `keep`."""
     at = time.time() if now is None else now
     ended = {"done", "failed", "stopped", "killed"} if failed else {"done"}
     newest = sorted(states, key=lambda state: state.changed, reverse=True)[:keep]
@@ -287,7 +298,7 @@ def cleanable(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cleaning:
-    """Runs whose folders may go, those that would but for the snapshots that they hold, and those that are not ours."""
+    """Runs whose folders can be removed, runs kept because they contain snapshots, and runs that are not ours."""
 
     gone: tuple[RunState, ...]
     kept: tuple[RunState, ...]
@@ -301,7 +312,7 @@ class Cleaning:
 def choose_cleanable(
     runs_dir: Path, environ: Mapping[str, str], *, older_s: float, keep: int, failed: bool
 ) -> Cleaning:
-    """What `runs clean` would remove. Removes nothing."""
+    """Return what `runs clean` would remove. Removes nothing."""
     folders = {str(folder.path): folder for folder in find_folders(runs_dir)}
     states = [state_of(folder, environ) for folder in folders.values()]
     chosen = cleanable(states, older_s=older_s, keep=keep, failed=failed)
@@ -317,8 +328,11 @@ _CANCEL_S = 30.0
 
 
 def stop_run(folder: RunFolder, environ: Mapping[str, str]) -> str | None:
-    """Stop a run: it has ended on return, or its job is cancelled, whose id is returned then. Raises `UsageError` where
-    it does not run, `MachineError` where it does not end in time, `NotTrustedError` for a folder that is not ours."""
+    """Stop a run. On return it has ended, or its job is cancelled and the job id is returned.
+
+    Raises `UsageError` if it is not running, `MachineError` if it does not end in time, and `NotTrustedError` for a
+    folder that is not ours.
+    """
     require_trust(folder.path, read_settings(environ).state_dir)
     owner = read_owner(folder)
     if owner is not None and owner.pid != os.getpid() and owner.alive():

@@ -1,4 +1,4 @@
-"""Runs from a saved plan, completed with what only the job knows: its hosts and, where the plan could not, its node."""
+"""Runs from a saved plan, completed in the job with its hosts and, if the plan did not see it, its node."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ def saved_run(
     content: bytes | None = None,
     quiet: bool = False,
 ) -> Run:
-    """The run of a saved plan here, now: in its own run folder, or in a new one for a plan that lies elsewhere. Raises
-    `NotTrustedError` for a plan that this user neither made nor trusted; `signed_by` is what a batch script carries.
-    `content` is the plan of a batch script that contains it. A job that is started again goes on in its run folder."""
+    """Return the run of a saved plan here, now: in its run folder, or in a new one for a plan outside a run folder.
+
+    `signed_by` is the digest in a batch script. `content` is the plan of a batch script that contains it. A restarted
+    job continues in its run folder. Raises `NotTrustedError` for a plan that this user neither made nor trusted.
+    """
     settings = read_settings(environ)
     if content is not None and run_dir is not None and _is_run_of_this_job(run_dir, environ):
         path, run_dir, content, signed_by = run_dir, None, None, ""
@@ -78,8 +80,10 @@ def resume_run(
     ranks_per_node: int | None = None,
     quiet: bool = False,
 ) -> Run | Submission:
-    """Go on with a run that has ended: a run that can be started here, or, where its scheduler has to be asked, the
-    job that will. Raises `UsageError` where it runs, is done, or cannot have this size from here."""
+    """Continue a run that has ended: return a run that can be started here, or a job for its scheduler.
+
+    Raises `UsageError` if it is running or done, or if this size is not possible from here.
+    """
     for name, number in (("--nodes", nodes), ("--ranks-per-node", ranks_per_node)):
         if number is not None and number < 1:
             raise UsageError(f"{name} {number}", hint="at least 1; leave it out for as many as before")
@@ -111,7 +115,7 @@ def resume_run(
 
 
 def _trusted_plan(path: str, state_dir: Path) -> Plan:
-    """The plan in a file that the user named and has trusted. What is run is what was checked."""
+    """Return the plan in a file that the user named and has trusted. The checked content is what runs."""
     file, data = read_plan_file(path)
     plan = plan_of(data, file)
     require_plan_trust(file, data, state_dir)
@@ -142,7 +146,7 @@ def _submitted(plan: Plan, folder: RunFolder, environ: Mapping[str, str], *, oth
 
 
 def _completed(plan: Plan, context: PlanningContext, where: str) -> Plan:
-    """The plan on the hosts of this job, or on this machine."""
+    """Return the plan on the hosts of this job, or on this machine."""
     allocation = context.allocation
     if plan.scheduler != "none" and allocation is None:
         raise UsageError(
@@ -177,7 +181,7 @@ def _refuse_hidden(plan: Plan, saved: RunFolder | None, where: str) -> None:
 
 
 def _refuse_other_machine(plan: Plan, context: PlanningContext, where: str) -> None:
-    """A plan without a scheduler is for one machine; its cores must be here."""
+    """Refuse a plan for another machine. A plan without a scheduler needs the cores of its machine."""
     wanted = {cpu for rank in plan.binding.ranks for cpu in rank.cpus}
     missing = wanted - set(context.topology.cpus)
     if missing:

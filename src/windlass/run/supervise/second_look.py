@@ -1,4 +1,4 @@
-"""A second look at a node of a running job: a command of the user's beside the ranks, by the one node step."""
+"""Run a command of the user on a node of a running job, next to the ranks, with the common node step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RANK_PID = "WINDLASS_RANK_PID"
 _POLL_S = 0.05
 _STOP_S = 2.0
 
-# The process of the rank: from its first one through wrappers to the first Python, or else the last one.
+# The process of the rank: start at its first process, follow wrappers to the first Python, otherwise use the last one.
 _FIND_RANK = (
     'p=$1; shift; for i in 1 2 3 4 5 6 7 8; do n=; read -r n < "/proc/$p/comm" 2>/dev/null; '
     'case $n in *python*) break ;; esac; c=; read -r c w < "/proc/$p/task/$p/children" 2>/dev/null; '
@@ -41,7 +41,7 @@ _FIND_RANK = (
     f'[ -d "/proc/$p" ] && export {RANK_PID}="$p"; exec "$@"'
 )
 
-# What ssh starts does not hear that ssh was ended, but sees the end of its input.
+# A program started by ssh gets no signal when ssh is ended, but its input closes.
 _UNTIL_HUNG_UP = "sh -c " + quote(
     'exec 3<&0; "$@" < /dev/null & p=$!; (cat <&3; kill "$p") > /dev/null 2>&1 & exec 3<&-; wait "$p"'
 )
@@ -49,16 +49,16 @@ _UNTIL_HUNG_UP = "sh -c " + quote(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where to look."""
+    """The node (and rank) to examine."""
 
     host: str
     rank: int | None = None
     first_pid: int | None = None
-    """Of the rank, where it said so."""
+    """First process of the rank, if it reported one."""
 
 
 def find_place(plan: Plan, folder: RunFolder, *, node: str | None, rank: int | None) -> Place:
-    """The node by its name or number, or a rank's; the first node where neither is said."""
+    """Find the node by its name or number, or the node of a rank. The first node if neither is given."""
     hosts = expand_hostlist(plan.hosts) if plan.hosts else (socket.gethostname().split(".", 1)[0],)
     if rank is not None:
         if not 0 <= rank < plan.world_size:
@@ -93,9 +93,11 @@ def look(
     timeout_s: float,
     show: Callable[[bytes, bool], None],
 ) -> int:
-    """Run the command on a node of a running job until it ends. `show` gets its output as it comes, and whether it is
-    of the error stream. Returns the exit code; 124 where the time was up. Nothing of it is left on return. Raises
-    `NotTrustedError` for a run folder that is not ours."""
+    """Run the command on a node of a running job until it ends, and return its exit code (124: timeout).
+
+    `show` receives the output as it arrives, and whether it is from the error stream. No process is left on return.
+    Raises `NotTrustedError` for a run folder that is not ours.
+    """
     require_trust(folder.path, read_settings(environ).state_dir)
     plan = read_plan(folder.path)
     _refuse_ended(folder, environ)
@@ -156,8 +158,10 @@ def _over_ssh(host: str) -> NodeStep:
 
 
 def _job_environ(plan: Plan, folder: RunFolder, environ: Mapping[str, str]) -> Mapping[str, str] | None:
-    """The environment in which a launcher finds the job: ours inside of it, else what its scheduler offers. None: it
-    offers none, and the node is reached by ssh."""
+    """Return the environment in which a launcher finds the job: ours inside the job, otherwise the scheduler's.
+
+    None: the scheduler provides none, and the node is reached by ssh.
+    """
     owner = read_owner(folder)
     if plan.scheduler == "none":
         here = socket.gethostname()

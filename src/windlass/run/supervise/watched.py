@@ -1,4 +1,4 @@
-"""What can be said of a run now: its samples where it has them, else what its folder and its scheduler know."""
+"""The current state of a run: from its samples if it has them, otherwise from its folder and its scheduler."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ _STALE_S = 60.0
 
 
 def watched(folder: RunFolder, environ: Mapping[str, str]) -> tuple[Job, tuple[Finding, ...]]:
-    """The job of a run and what stands out, the worst first. Partial, with a note, where samples are missing or
-    damaged. Every command that judges a run asks here."""
+    """Return the job of a run and its findings, worst first. Every command that judges a run uses this function.
+
+    The result is partial, with a note, if samples are missing or damaged.
+    """
     try:
         job = read_job(folder.path)
         trouble = "" if job else "nothing was sampled: the run was started without --watch"
@@ -40,7 +42,7 @@ def watched(folder: RunFolder, environ: Mapping[str, str]) -> tuple[Job, tuple[F
     if job is None:
         job = _unsampled(folder, state, trouble)
     if state.state == "running" or state.may_live:
-        if job.ended and not trouble:  # between two starts, or a moment before its record
+        if job.ended and not trouble:  # between two starts, or just before its record is written
             return msgspec.structs.replace(job, ended=False), (_about(state), *_judged(job))
         stale = Finding(
             kind="stale",
@@ -54,19 +56,19 @@ def watched(folder: RunFolder, environ: Mapping[str, str]) -> tuple[Job, tuple[F
 
 
 def _judged(job: Job) -> tuple[Finding, ...]:
-    """What the rules and the samplers' notes say of a job that has ended."""
+    """Return the findings of the rules and the samplers' notes for a job that has ended."""
     known = {"lost", "stalled", "no-step", "unseen", "ended", "starting", "steady"}
     return tuple(finding for finding in find(job) if finding.kind not in known)
 
 
 def _killed(folder: RunFolder) -> bool:
-    """Whether the windlass of the run is known to be gone."""
+    """Return whether the windlass process of the run is known to be gone."""
     owner = read_owner(folder)
     return owner is not None and owner.alive() is False
 
 
 def _ended(folder: RunFolder, state: RunState, job: Job) -> tuple[Finding, ...]:
-    """How the run ended, and what that leaves to be said of its speed."""
+    """Return how the run ended, and the findings about its speed that still apply."""
     starts = f" (the last of {state.attempts} starts)" if state.attempts > 1 else ""
     if state.state in {"failed", "killed"}:
         advice = "`windlass runs show` has every start with its evidence"
@@ -103,7 +105,7 @@ def _words(state: RunState) -> str:
 
 
 def _unsampled(folder: RunFolder, state: RunState, trouble: str) -> Job:
-    """Nodes and ranks as the plan and the ranks' own words have them."""
+    """Return nodes and ranks according to the plan and the reports of the ranks."""
     notes = [Note(text=trouble, nodes="")]
     try:
         plan = read_plan(folder.path)
