@@ -1,10 +1,9 @@
 """The cooperative cache of a run: agents with the cache service, started before the ranks and ended after them.
 
-Looking at environments below the cache's roots, once, before the agents start: their scripts, and their base.
+Before the agents start, the environments below the cache's roots are examined once: their scripts, and their base. The
+result is sent to the agents, so that not every node reads the first line of every script in `bin`.
 
-What is found here travels with the agents, so that not every node reads the first line of every script of `bin`.
-
-Also the status of a cache: a table for people, and its totals.
+Also prints the status of a cache: a table, and its totals.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _MAX_BYTES = 4 << 20
 _HEAD_BYTES = 4096
 _FIRST = re.compile(rb"\A#![ \t]*(/[^\s]+)[ \t]*([^\n]*)\n")
 _LONG = re.compile(rb"\A#!/bin/sh\n'''exec' \"?([^\"\n]+?)\"?()( \"\$0\" \"\$@\")\n' '''\n")
-"""How installers write a first line that is too long or has spaces."""
+"""The form that installers use for a first line that is too long or contains spaces."""
 
 
 def environment_front(prefix: str, cache: CachePlan) -> dict[str, object]:
-    """What `services.node.cache.write_front` needs to know of one environment."""
+    """Return the input of `services.node.cache.write_front` for one environment."""
     folder = Path(prefix)
     front: dict[str, object] = {"prefix": _as_declared(prefix, cache), "scripts": dict(_scripts(folder, cache))}
     config = _nested_config(folder, cache)
@@ -55,7 +54,7 @@ def _scripts(folder: Path, cache: CachePlan) -> Iterator[tuple[str, tuple[str, l
 
 
 def _script(path: Path, cache: CachePlan) -> tuple[str, list[str]] | None:
-    """Interpreter and its options of a script whose interpreter lies below a root."""
+    """Return the interpreter and its options for a script whose interpreter is below a root."""
     try:
         status = path.stat()
         if not path.is_file() or status.st_size > _MAX_BYTES or not status.st_mode & 0o111:
@@ -72,12 +71,15 @@ def _script(path: Path, cache: CachePlan) -> tuple[str, list[str]] | None:
     if not any(is_below(declared, root.path) for root in cache.roots):
         return None
     options = match.group(2).decode("utf-8", "surrogateescape").strip()
-    return declared, [options] if options else []  # the kernel hands all of them over as one word, too
+    return declared, [options] if options else []  # the kernel also passes all options as one argument
 
 
 def _nested_config(folder: Path, cache: CachePlan) -> dict[str, object] | None:
-    """A virtual environment whose base interpreter lies below a root as well. Its `pyvenv.cfg` names the base by its
-    own path, which would lead around the view, so the front gets one that names it in the view."""
+    """Return a new configuration for a virtual environment whose base interpreter is also below a root.
+
+    Its `pyvenv.cfg` contains the real path of the base, which would bypass the view. The front therefore gets a
+    `pyvenv.cfg` with the path in the view.
+    """
     try:
         text = read_text(folder / "pyvenv.cfg", follow=True)
     except (OSError, UnicodeDecodeError):
@@ -103,7 +105,7 @@ def _is_python(path: Path) -> bool:
 
 
 def _as_declared(path: str, cache: CachePlan) -> str:
-    """A path below what a root really is, as it is below the root that was declared."""
+    """Convert a path below the resolved root to the path below the declared root."""
     for root in cache.roots:
         if is_below(path, root.path):
             return path
@@ -118,7 +120,7 @@ STATUS_ENTRY = "windlass.node.agent.cache:status"
 
 
 def cache_service(cache: CachePlan, traces_dir: Path | None) -> ServiceSpec:
-    """What every node's cache is told. Looks at the roots once: their marks, and the scripts of environments."""
+    """Return the settings of every node's cache. Reads the roots once: their marks, and the scripts of environments."""
     settings: dict[str, object] = {
         "roots": [[root.path, root.real] for root in cache.roots],
         "fronts": [environment_front(prefix, cache) for prefix in cache.environments],
@@ -155,7 +157,7 @@ class CacheSidecar:
         return self._agents.start(stopping)
 
     def poll(self) -> None:
-        """Tell what the agents have noticed."""
+        """Show the messages of the agents."""
         self._agents.hear()
         fresh, self._told = self._agents.lines[self._told :], len(self._agents.lines)
         for line in fresh:
@@ -180,7 +182,7 @@ class CacheSidecar:
 
 
 _LIKE_ONE = 1.5
-"""All nodes together ask so many times as often as the one that asks most, where one reads for all."""
+"""Maximum ratio of all nodes' requests to those of the busiest node, if one node reads for all."""
 
 
 def figures_total(ended: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
@@ -189,7 +191,7 @@ def figures_total(ended: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
 
 
 def figures_text(ended: Mapping[int, Mapping[str, Any]]) -> str:
-    """One line: what the shared file system saw of the run."""
+    """Return one line: the load of the run on the shared file system."""
     total = figures_total(ended)
     text = (
         f"cache: {counted(len(ended), 'node')} asked the shared file system "
@@ -220,7 +222,7 @@ _SUMMED = (
 
 
 def status_text(nodes: Sequence[dict[str, Any]]) -> str:
-    """One line per node and one for all. Hits that the kernel answers from its own caches are seen by nobody."""
+    """Return one line per node and one for all. Hits in the kernel's caches cannot be counted."""
     rows = [_row(node) for node in nodes]
     alive = [node for node in nodes if node["state"] != "gone"]
     total = _row(_sum(alive), name=f"{len(alive)} of {len(nodes)}") if alive else ()
@@ -239,7 +241,7 @@ def status_text(nodes: Sequence[dict[str, Any]]) -> str:
 
 
 def totals(nodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The cache of a whole job in a few figures. `shared` is what the shared file system saw, also from the mounts."""
+    """Summarise the cache of a whole job. `shared` is the load on the shared file system, including the mounts."""
     alive = [node for node in nodes if node["state"] != "gone"]
     total = _sum(alive)
     mount, origin = total["mount"], total["bytes"]
@@ -284,7 +286,7 @@ def _row(node: dict[str, Any], name: str | None = None) -> tuple[str, ...]:
 
 
 def _sum(nodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """All nodes as if they were one."""
+    """Return the sum over all nodes."""
     out: dict[str, Any] = {"state": "ready" if all(n["state"] == "ready" for n in nodes) else "starting"}
     for name in _SUMMED:
         out[name] = sum(node[name] for node in nodes)

@@ -1,8 +1,7 @@
 """The processes that run next to the ranks of a plan: one agent per node with the services that the plan names.
 
-The only place that composes them, for runs that start once, for supervised runs and for `cache start`.
-
-The agents that a plan asks for, as a value.
+Only this module composes them: for runs that start once, for supervised runs and for `cache start`. It also describes
+the agents of a plan as a value (`AgentsSpec`).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def agents_spec(
     services: tuple[ServiceSpec, ...],
     environ: Mapping[str, str],
 ) -> AgentsSpec:
-    """The agents of a plan with these services, which are those that it names."""
+    """Return the agents of a plan with these services, which are the services that the plan names."""
     assert plan.agents is not None
     return AgentsSpec(
         step=agents_step(plan),
@@ -49,15 +48,14 @@ def agents_spec(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sidecars:
-    """The sidecar of a run (None: its plan needs none), and the part of it that watches the ranks of a supervised
-    run."""
+    """The sidecar of a run (None: its plan needs none), and its part that watches the ranks of a supervised run."""
 
     whole: Sidecar | None = None
     heartbeat: HeartbeatSidecar | None = None
 
 
 def compose_sidecars(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> Sidecars:
-    """The sidecars that the plan of a run names. All of them share the agents."""
+    """Create the sidecars that the plan of a run names. All of them share the agents."""
     plan, folder, view = run.plan, run.folder, run.view
     if plan.agents is None:
         return Sidecars()
@@ -74,14 +72,14 @@ def compose_sidecars(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> Sidec
 
 
 def run_sidecar(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> Sidecar | None:
-    """The sidecar of a run that starts once."""
+    """Create the sidecar of a run that starts once."""
     return compose_sidecars(run, facts, hosts).whole
 
 
 def run_agents(
     plan: Plan, folder: RunFolder, facts: JobFacts, hosts: tuple[str, ...], environ: Mapping[str, str]
 ) -> Agents:
-    """The agents of a plan, with the services that it names. Starts nothing."""
+    """Create the agents of a plan, with the services that it names. Starts nothing."""
     assert plan.agents is not None
     services = tuple(_service(name, plan, facts, hosts, environ) for name in plan.agents.services)
     return Agents(agents_spec(plan, facts, hosts, services, environ), folder, environ)

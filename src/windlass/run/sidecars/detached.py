@@ -1,7 +1,7 @@
-"""A cache that outlives the command that started it: `windlass cache start`, as one keeps it for a whole allocation.
+"""A cache that outlives the command that started it (`windlass cache start`), for example for a whole allocation.
 
-The step of agents is started apart from us; a file in the run folder says which process it is and since when, so that
-`stop` ends exactly that one. When the job ends, the scheduler ends the step.
+The step of agents is started as a separate process. A file in the run folder stores its process id and start time, so
+that `stop` ends exactly that process. When the job ends, the scheduler ends the step.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     uid: int
     what: str = "cache"
-    """`cache`, or `images`: staged ones, which the agents keep mounted."""
+    """`cache`, or `images`: staged images, which the agents keep mounted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DetachedCache:
-    """A cache that was started by hand."""
+    """A cache that `windlass cache start` started."""
 
     folder: RunFolder
     plan: Plan
@@ -77,13 +77,18 @@ class DetachedCache:
 
     @property
     def view_word(self) -> str:
-        """The view as a task's shell can name it, whatever node it is on; NODE where the launcher gives no number."""
+        """The path of the view for a task's shell on any node.
+
+        Contains NODE if the launcher provides no node number.
+        """
         return self.view({"srun": "$SLURM_NODEID", "local": "0"}.get(self.plan.launcher, "NODE"))
 
 
 def start_detached(request: Request, environ: Mapping[str, str]) -> DetachedCache:
-    """Start the agents of a request's cache and leave them running; all nodes are up on return. Raises where one is
-    not, and leaves none."""
+    """Start the agents of a request's cache and leave them running. All nodes are up on return.
+
+    If a node fails to start, stops all agents and raises.
+    """
     settings = read_settings(environ)
     plan = plan_request(request, environ, here=True).plan
     folder = make_folder(request.run_dir, settings.runs_dir, plan.name, state_dir=settings.state_dir)
@@ -97,7 +102,7 @@ def start_detached(request: Request, environ: Mapping[str, str]) -> DetachedCach
 
 
 def detach(plan: Plan, folder: RunFolder, agents: Agents, facts: JobFacts, what: str = "cache") -> DetachedCache:
-    """Write down which agents these are, so that a later command can ask and stop them."""
+    """Save which agents these are, so that a later command can query and stop them."""
     step = _Step(
         host=socket.gethostname(),
         pid=agents.pid,
@@ -112,7 +117,7 @@ def detach(plan: Plan, folder: RunFolder, agents: Agents, facts: JobFacts, what:
 
 
 def detached_caches(folders: Iterable[RunFolder]) -> list[DetachedCache]:
-    """Those of the folders whose agents were started by hand and not stopped."""
+    """Return the folders whose agents were started with a command and not stopped."""
     found = []
     for folder in folders:
         with contextlib.suppress(OSError, msgspec.DecodeError, WindlassError):
@@ -122,8 +127,10 @@ def detached_caches(folders: Iterable[RunFolder]) -> list[DetachedCache]:
 
 
 def find_detached(wanted: str | None, runs_dir: Path, state_dir: Path) -> DetachedCache:
-    """The cache that is meant: that of the run named, or the only one that was started by hand. Raises
-    `NotTrustedError` for the run folder of one that is not ours."""
+    """Return the cache of the named run, or the only cache that was started with a command.
+
+    Raises `NotTrustedError` for a run folder that this user did not make.
+    """
     held = _find_detached(wanted, runs_dir, state_dir)
     require_trust(held.folder.path, state_dir)
     return held
@@ -149,7 +156,7 @@ def _find_detached(wanted: str | None, runs_dir: Path, state_dir: Path) -> Detac
 
 
 def status_of(held: DetachedCache, environ: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The status of every node, asked on node 0, which asks the others through the tree."""
+    """Return the status of every node. Node 0 is asked, and asks the others through the tree."""
     state = state_folder(held.agents, held.step.run_id, 0)
     question = Question(
         entry=STATUS_ENTRY,
@@ -172,9 +179,10 @@ def status_of(held: DetachedCache, environ: Mapping[str, str]) -> list[dict[str,
 
 
 def stop_detached(held: DetachedCache, environ: Mapping[str, str]) -> None:
-    """Ask the agents to end and wait for it. Fine where they are gone already.
+    """Ask the agents to end and wait for it. Succeeds if they have already ended.
 
-    The nodes are asked themselves: a launcher that is told to stop may leave its tasks no time to unmount."""
+    The nodes are asked directly, because a launcher that is stopped may give its tasks no time to unmount.
+    """
     step = held.step
     asking = plan_node_step(held.plan, "end", host_file="step-hosts")
     program = stop_argv(held.agents, step.run_id, asking.place)
@@ -187,7 +195,7 @@ def stop_detached(held: DetachedCache, environ: Mapping[str, str]) -> None:
 
 
 def _end_launcher(step: _Step) -> None:
-    """It ends by itself when its tasks have; otherwise it is made to."""
+    """Wait until the launcher ends after its tasks, and end it if it does not."""
     end = time.monotonic() + 5.0
     while start_of(step.pid) == step.started and time.monotonic() < end:
         time.sleep(0.05)

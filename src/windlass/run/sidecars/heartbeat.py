@@ -1,4 +1,4 @@
-"""The heartbeat service of a supervised run: what every node is told, and what all of them have reported."""
+"""The heartbeat service of a supervised run: the settings for every node, and the reports of all nodes."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from windlass.run.output import OutputView
 HEARTBEAT = "heartbeat"
 _ENTRY = "windlass.node.agent.heartbeat:make"
 _UNHEARD = 4
-"""Signs of life that may be missing before a node is asked."""
+"""Number of heartbeats that may be missing before a node is checked."""
 _PAUSE_S = 3.0
 _AGAIN_S = 60.0
 _END_S = 3.0
-"""Agents end within milliseconds; only a node that is lost takes longer, and it will not be heard of again."""
+"""Agents end within milliseconds. Only a lost node takes longer, and it will not report again."""
 
 
 def heartbeats_folder(plan: Plan, uid: int, run_id: str) -> str:
-    """Where the ranks of a node show signs of life, but for the node's number at its end."""
+    """Return the folder for the heartbeats of a node's ranks, without the node's number at its end."""
     return f"{agents_folder(plan, uid, run_id)}/w/{run_id}."
 
 
 def heartbeat_service(facts: JobFacts, silent_s: float | None, nodes: int) -> ServiceSpec:
-    """What the heartbeat service of every node is told."""
+    """Return the settings of the heartbeat service on every node."""
     settings: dict[str, object] = {"mark": place_mark(facts), "silent_s": silent_s, "alive_s": alive_s(nodes)}
     return ServiceSpec(name=HEARTBEAT, entry=_ENTRY, settings=settings)
 
 
 def alive_s(nodes: int) -> float:
-    """How often a node sends a sign of life. All nodes together send at most about 500 of them a second."""
+    """Return the heartbeat interval of a node. All nodes together send at most about 500 heartbeats a second."""
     return max(2.0, nodes / 500)
 
 
 class HeartbeatSidecar:
-    """`run.execute.Sidecar`: what the watch on the nodes has said so far."""
+    """`run.execute.Sidecar`: the reports of the heartbeat service so far."""
 
     def __init__(
         self,
@@ -71,11 +71,11 @@ class HeartbeatSidecar:
         self._mute: set[str] = set()
         self.up = False
         self.beats: set[str] = set()
-        """Hosts whose ranks show signs of life."""
+        """Hosts whose ranks send heartbeats."""
         self.silent: dict[str, dict[str, Any]] = {}
         """Hosts on which no rank finished a step for too long, with the step and the ranks that are behind."""
         self.writing: set[str] = set()
-        """Hosts whose ranks write, be it not to the end of a line."""
+        """Hosts whose ranks write output, including incomplete lines."""
         self.reading: set[str] = set()
         """Hosts whose ranks read or write files."""
         self.computing: set[str] = set()
@@ -83,10 +83,10 @@ class HeartbeatSidecar:
         self._polled = time.monotonic()
         self.oom: set[str] = set()
         self.figures: dict[str, dict[str, Any]] = {}
-        """Last figures of each host's watch."""
+        """Last figures of each host's service."""
 
     def start(self, stopping: Callable[[], bool]) -> bool:
-        """A watch that cannot start is no reason not to run; a cache that cannot is."""
+        """Start the agents. The run continues without heartbeats if they cannot start, but not without its cache."""
         try:
             going = self._agents.start(stopping)
             self.up = going
@@ -99,7 +99,7 @@ class HeartbeatSidecar:
 
     def poll(self) -> None:
         now = time.monotonic()
-        if now - self._polled > _PAUSE_S:  # windlass itself did not run: what was said meanwhile is still unread
+        if now - self._polled > _PAUSE_S:  # windlass itself was paused, and reports from that time are still unread
             self._agents.forgive_silence()
         self._polled = now
         if self._cache is not None:
@@ -115,8 +115,10 @@ class HeartbeatSidecar:
         self._look_for_lost()
 
     def _look_for_lost(self) -> None:
-        """An agent that was killed says nothing any more; its launcher does. The run goes on without it, and hangs on
-        its node are then seen by the output alone."""
+        """Detect killed agents from the launcher's log, because a killed agent sends no message.
+
+        The run continues without the agent. Hangs on its node are then detected only from the output.
+        """
         if not self.up or self._ending:
             return
         lost = set() if self._agents.running else set(self._hosts)
@@ -139,8 +141,10 @@ class HeartbeatSidecar:
             self._view.note(f"windlass: the agent on {host} is gone; the run goes on without it")
 
     def unheard(self) -> dict[str, float]:
-        """Hosts that have sent nothing for too long while others have, with how long. None where no host was heard
-        lately: then the fault is on this side."""
+        """Return hosts that have been silent for too long while others reported, with the duration.
+
+        Empty if no host has reported recently: then the problem is on this side.
+        """
         self._agents.hear()
         self._polled = now = time.monotonic()
         limit = _UNHEARD * alive_s(len(self._hosts))
@@ -151,7 +155,7 @@ class HeartbeatSidecar:
         return {host: age for host, age in ages.items() if age > limit}
 
     def give_up_on(self, host: str) -> None:
-        """The node answers, but its agent does not: what it said last counts no more. It is asked again later."""
+        """Ignore the last reports of a host that responds but whose agent does not. The host is checked again later."""
         self._agents.heard[self._hosts.index(host)] = time.monotonic() + _AGAIN_S
         self._forget(host)
         if host not in self._mute:
@@ -191,7 +195,7 @@ class HeartbeatSidecar:
                     self.oom.add(self._hosts[node])
 
     def last_step(self) -> int | None:
-        """The furthest step that any rank showed."""
+        """Return the highest step that any rank reported."""
         return max((int(figures["step"]) for figures in self.figures.values() if "step" in figures), default=None)
 
     def _host(self, line: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The samplers of a run: their service on every node, and the one place that folds what they send."""
+"""The samplers of a run: their service on every node, and the only place that merges their reports."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _TELL_S = 60.0
 
 
 def sampler_service(nodes: int) -> ServiceSpec:
-    """What every node's sampler is told; the start-up hook travels with it."""
+    """Return the settings of every node's sampler. They include the start-up hook."""
     hook = {name: read_text(_NODE / source, follow=True) for name, source in _HOOK.items()}
     settings: dict[str, object] = {"interval_s": interval_s(nodes), "folder": HOOK_FOLDER, "hook": hook}
     return ServiceSpec(name=SAMPLER, entry=_ENTRY, settings=settings)
 
 
 class SamplerSidecar:
-    """`run.execute.Sidecar`: the samplers while the ranks run, beside an `inner` sidecar of the same agents."""
+    """`run.execute.Sidecar`: the samplers while the ranks run, next to an `inner` sidecar of the same agents."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class SamplerSidecar:
         self._said = 0.0
 
     def start(self, stopping: Callable[[], bool]) -> bool:
-        """Samplers that cannot start are no reason not to run."""
+        """Start the samplers. The run continues without them if they cannot start."""
         if self._inner is not None:
             return self._inner.start(stopping)
         try:
@@ -128,7 +128,7 @@ class SamplerSidecar:
             self._tell(job)
 
     def _tell(self, job: Job) -> None:
-        """A log gets a line when something bad begins, and the worst of all at the end."""
+        """Write a line to a log when a problem begins, and the worst problem at the end."""
         worst = find(job)[0]
         now = time.monotonic()
         begins = worst.severity == "error" and worst.kind != self._worst and now - self._said > _TELL_S

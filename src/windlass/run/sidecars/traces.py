@@ -1,9 +1,10 @@
-"""The recorded traces: where they lie, which environment each belongs to, and showing and dropping them.
+"""Recorded traces: their location, the environment of each, and how to record, show and drop them.
 
-A trace belongs to the environment it was recorded with: the paths of its roots and what marks a change of it (its own
-folder, `pyvenv.cfg`, conda's history, the site-packages folders). Another version of it gets another trace.
+A trace belongs to the environment it was recorded with: the paths of its roots and the files that mark a change (its
+folder, `pyvenv.cfg`, conda's history, the site-packages folders). Another version of the environment gets another
+trace.
 
-A trace before it is needed: one command, on this machine, through a view of its own.
+A trace can be recorded before a run needs it: with one command, on this machine, through a separate view.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ class TraceSummary:
     file_bytes: int
     recorded_s: float
     pack_bytes: int = 0
-    """Of the pack beside it; 0: none."""
+    """Size of the pack next to the trace. 0: no pack."""
 
 
 def environment_identity(roots: Sequence[str]) -> str:
-    """A short name for these roots as they are now.
+    """Return a short name for the current state of these roots.
 
-    Costs a handful of calls on the shared file system. Raises `MachineError` for a root that is not there.
+    Needs a few calls on the shared file system. Raises `MachineError` for a missing root.
     """
     state = hashlib.sha256()
     try:
@@ -66,14 +67,14 @@ def environment_identity(roots: Sequence[str]) -> str:
 
 
 def trace_path(folder: Path, identity: str) -> Path:
-    """Where the trace of an environment lies or will lie."""
+    """Return the path of an environment's trace, which need not exist yet."""
     if not identity or not all(c in "0123456789abcdef" for c in identity):
         raise UsageError(f"{identity!r} is not the identity of a trace", hint="see the list of traces")
     return folder / f"{identity}{_SUFFIX}"
 
 
 def list_traces(folder: Path) -> tuple[TraceSummary, ...]:
-    """All traces that can be read, newest first; a file that is no trace is left out."""
+    """Return all readable traces, newest first. Other files are skipped."""
     found = []
     for path in folder.glob(f"*{_SUFFIX}") if folder.is_dir() else ():
         try:
@@ -84,7 +85,7 @@ def list_traces(folder: Path) -> tuple[TraceSummary, ...]:
 
 
 def show_trace(folder: Path, identity: str) -> Trace:
-    """A trace with every touch in order. `UsageError` where there is none, `ConfigError` where it cannot be read."""
+    """Return a trace with every access in order. Raises `UsageError` if missing, `ConfigError` if unreadable."""
     path = trace_path(folder, identity)
     try:
         return read_trace(str(path))
@@ -95,7 +96,7 @@ def show_trace(folder: Path, identity: str) -> Trace:
 
 
 def drop_trace(folder: Path, identity: str) -> None:
-    """Removes a trace and its pack; the next run records a new one. `UsageError` where there is none."""
+    """Remove a trace and its pack. The next run records a new one. Raises `UsageError` if the trace is missing."""
     path = trace_path(folder, identity)
     Path(pack_path(str(path))).unlink(missing_ok=True)
     try:
@@ -105,7 +106,7 @@ def drop_trace(folder: Path, identity: str) -> None:
 
 
 def summary_of(path: Path) -> TraceSummary:
-    """One trace; `BadTraceError` or `OSError` where it cannot be read."""
+    """Read one trace. Raises `BadTraceError` or `OSError` if it cannot be read."""
     trace = read_trace(str(path))
     pack = Path(pack_path(str(path)))
     return TraceSummary(
@@ -125,11 +126,13 @@ _VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_EN
 def record_trace(
     roots: Sequence[str], argv: Sequence[str], environ: Mapping[str, str], traces: Path, timeout_s: float
 ) -> TraceSummary:
-    """Runs `argv` with the roots seen through a view and keeps what it reads as their trace, in the place of an older
-    one. Raises `MachineError` where there can be no view, `CommandError` or `DeadlineError` where the command fails;
-    the older trace then stays. Nothing else is left behind."""
+    """Run `argv` with the roots seen through a view, and save what it reads as their trace.
+
+    Replaces an older trace. Raises `MachineError` if no view is possible, `CommandError` or `DeadlineError` if the
+    command fails. The older trace then remains. Temporary files are removed.
+    """
     identity = environment_identity(roots)
-    # Beside the trace that it becomes: what is packed with it is too large to be copied once more.
+    # In the folder of the final trace: the pack is too large to be copied again.
     traces.mkdir(mode=0o700, parents=True, exist_ok=True)
     made = traces / f"{identity}.{os.getpid()}.recording"
     try:
@@ -144,7 +147,7 @@ def record_trace(
 def _record(
     base: Path, made: Path, roots: Sequence[str], argv: Sequence[str], environ: Mapping[str, str], timeout_s: float
 ) -> None:
-    """Run the command in a view whose processes work in the folder `base`, and write its trace to `made`."""
+    """Run the command in a view whose processes use the folder `base`, and write its trace to `made`."""
     state = base / "state"
     config = NodeConfig(
         job=f"trace{os.getpid()}.{time.monotonic_ns():x}",
@@ -180,7 +183,7 @@ def _keep(made: Path, path: Path) -> TraceSummary:
         raise MachineError(f"no trace was recorded: {error}", hint=hint) from None
     if not found.files and not found.directories:
         raise MachineError("the command read nothing below --root", hint="start the environment's own bin/python")
-    with contextlib.suppress(FileNotFoundError):  # no room for one
+    with contextlib.suppress(FileNotFoundError):  # there was no space for it
         Path(pack_path(str(made))).rename(pack_path(str(path)))
     made.rename(path)
     return summary_of(path)
@@ -189,7 +192,7 @@ def _keep(made: Path, path: Path) -> TraceSummary:
 def _in_view(
     roots: Sequence[str], argv: Sequence[str], environ: Mapping[str, str], view: str
 ) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """The command and its variables with paths below the roots as the view has them; programs of the roots first."""
+    """Return the command and its variables with paths in the view. Programs of the roots come first in PATH."""
 
     def swap(path: str) -> str:
         below = any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
