@@ -1,4 +1,4 @@
-"""Pushes files of a shared file system to storage of the nodes, through trees of nodes.
+"""Push files of a shared file system to node-local storage, through trees of nodes.
 
-`node/` is a service of the agents.
+The node-side code is a service of the agents.
 """

@@ -1,6 +1,6 @@
-"""Staging from its request to its end: agents on all nodes that copy, and stay only where images are mounted.
+"""Stage sources of the shared file system to node-local storage, from the request to the result.
 
-Staging for a job: agents that push sources of the shared file system to storage of the nodes, and say how far.
+Agents on all nodes copy the sources and report their progress. They keep running only if images are mounted.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ def stage_service(
     one_reader: bool = False,
     per_node: bool = False,
 ) -> ServiceSpec:
-    """What every node is told. With `shard` each node gets its part of the files and not all of them; with `one_reader`
-    the first node alone reads the sources."""
+    """Return the settings of every node.
+
+    With `shard`, each node gets its part of the files instead of all. With `one_reader`, only the first node reads the
+    sources.
+    """
     settings: dict[str, object] = {
         "sources": [{"path": source.path, "real": source.real} for source in sources],
         "to": to,
@@ -56,12 +59,12 @@ def stage_service(
 
 
 def warnings(lines: list[dict[str, Any]]) -> list[str]:
-    """What the agents said that a person should know, each thing once."""
+    """Return the agents' messages that the user should see, without duplicates."""
     return list(dict.fromkeys(line["news"] for line in lines if line.get("service") == "stage" and "news" in line))
 
 
 class StageProgress:
-    """Follows the agents' lines and says now and then how far they are: the slowest node counts."""
+    """Follows the agents' lines and shows the progress at intervals. The slowest node counts."""
 
     def __init__(self, nodes: int, show: Callable[[str], None], every_s: float) -> None:
         self._nodes = nodes
@@ -73,7 +76,7 @@ class StageProgress:
         self._read = 0
 
     def look(self, lines: list[dict[str, Any]]) -> None:
-        """Read the lines that are new, and show where the nodes are if it is time to."""
+        """Read new lines, and show the progress of the nodes if it is time."""
         for line in lines[self._read :]:
             if "staged" in line:
                 self._staged[line["node"]] = line["staged"], line["of"]
@@ -102,8 +105,11 @@ _SQUASHFS_NAMES = (".squashfs", ".sqfs", ".sqsh")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Staging:
-    """What to copy and where to. `extract`: unpack archives, mount squashfs images. `shard`: each node gets its part of
-    the files. `one_reader`: the first node alone reads the sources."""
+    """What to copy, and the destination.
+
+    `extract`: unpack archives, mount squashfs images. `shard`: each node gets its part of the files. `one_reader`: only
+    the first node reads the sources.
+    """
 
     sources: tuple[str, ...]
     to: str
@@ -114,8 +120,10 @@ class Staging:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Staged:
-    """How it went. `places`: where the copies lie on a node. `nodes`: what each node says of its copies. `mounted`:
-    agents keep images mounted."""
+    """The result.
+
+    `places`: paths of the copies on a node. `nodes`: each node's report. `mounted`: images stay mounted.
+    """
 
     plan: Plan
     folder: RunFolder
@@ -128,7 +136,7 @@ class Staged:
 
 
 def plan_staging(staging: Staging, request: Request, environ: Mapping[str, str]) -> Plan:
-    """The plan of a staging, for the nodes that a job with this request would have. Copies nothing."""
+    """Plan a staging for the nodes that a job with this request would have. Copies nothing."""
     return plan_request(_with_sources(request, _checked(staging)[0]), environ).plan
 
 
@@ -144,8 +152,10 @@ def stage(
     show: Callable[[str], None],
     every_s: float,
 ) -> Staged:
-    """Copy to all nodes of the request and say now and then, through `show`, how far it is. Raises where a node could
-    not; what is incomplete is removed then. On return no agent is left, unless images are mounted."""
+    """Copy to all nodes of the request, and report the progress at intervals through `show`.
+
+    If a node fails, removes incomplete copies and raises. On return no agent is running, unless images are mounted.
+    """
     roots, to = _checked(staging)
     plan = plan_request(_with_sources(request, roots), environ, here=True).plan
     settings = read_settings(environ)
@@ -190,7 +200,7 @@ def _staged(
 
 
 def _checked(staging: Staging) -> tuple[tuple[CacheRoot, ...], str]:
-    """The sources by their full names, and the folder as a node can read it. `UsageError` for what cannot be."""
+    """Return the absolute paths of the sources and the folder in the form that a node reads. Raises `UsageError`."""
     for source in staging.sources:
         if not Path(source).exists():
             raise UsageError(f"{source} does not exist", hint="sources are files and folders that every node can read")
@@ -211,7 +221,10 @@ def _checked(staging: Staging) -> tuple[tuple[CacheRoot, ...], str]:
 
 
 def _copy_name(root: CacheRoot, staging: Staging) -> str:
-    """An archive becomes a folder with its name, an image is mounted by its own; anything else keeps its name."""
+    """Return the name of a copy.
+
+    Archives and images become a folder without the suffix, other sources keep their name.
+    """
     path = Path(root.path)
     if staging.extract and _is_squashfs(root.real):
         return path.stem
@@ -220,7 +233,7 @@ def _copy_name(root: CacheRoot, staging: Staging) -> str:
 
 
 def _copy(agents: Agents, folder: RunFolder, progress: StageProgress, mounted: bool) -> None:
-    """Start the agents, which are up when all is copied."""
+    """Start the agents. They are up when everything is copied."""
 
     def look() -> bool:
         progress.look(agents.lines)
