@@ -1,1 +1,1 @@
-"""Health checks before and beside a run: on every node at once, against the plan, with a remedy for what is wrong."""
+"""Health checks before and during a run: on all nodes in parallel, against the plan, with a remedy for each problem."""

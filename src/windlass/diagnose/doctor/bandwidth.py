@@ -1,4 +1,4 @@
-"""Is the short all-reduce as quick as this fabric should be, and which way did it take? Pure."""
+"""Judge the bandwidth and the transport of the short all-reduce. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from windlass.model.plan import Plan
 from windlass.model.site import Site
 
 FLOOR = 0.2
-"""Below this share of what is expected the bytes go over TCP, or one NIC; see docs/howto/doctor.md."""
+"""Below this share of the expected bandwidth, the data uses TCP or only one NIC. See docs/howto/doctor.md."""
 LOW = 0.5
 _REFERENCE = "all_reduce at 128 MB"
 
@@ -19,8 +19,10 @@ _REFERENCE = "all_reduce at 128 MB"
 def check_all_reduce(
     plan: Plan, site: Site, reports: Mapping[int, Mapping[str, Any]], way: Transport, silent_s: float = 0.0
 ) -> list[Finding]:
-    """Result, bandwidth and transport of the all-reduce over all ranks. `silent_s`: how long they were silent before
-    they were ended."""
+    """Return findings about result, bandwidth and transport of the all-reduce over all ranks.
+
+    `silent_s`: how long the ranks were silent before they were ended.
+    """
     said = [report for report in reports.values() if "backend" in report or "all_reduce_error" in report]
     imported = sum("import_s" in report for report in reports.values())
     if not said and imported < plan.world_size:
@@ -45,7 +47,7 @@ def check_all_reduce(
 
 
 def expected_gbs(plan: Plan, site: Site) -> tuple[float, str] | None:
-    """GB/s of bus bandwidth that this shape should reach, and by what; None where nobody knows."""
+    """Return the expected bus bandwidth of this shape in GB/s, and its source. None if unknown."""
     for reference in site.file.references:
         same = reference.nodes in {None, plan.nodes} and reference.ranks_per_node in {None, plan.ranks_per_node}
         if reference.what == _REFERENCE and reference.unit == "GB/s" and same:
@@ -73,7 +75,7 @@ def judge_bandwidth(got: float, expected: tuple[float, str] | None, backend: str
 
 
 def judge_transport(way: Transport, nodes: int, network: str) -> Finding:
-    """The way between nodes, from the library's log."""
+    """Judge the transport between nodes, from the library's log."""
     name, text = "transport", transport_text(way)
     if way.forced_missing:
         seen = f"NCCL_NET forces {way.forced_missing}, which is not there"
@@ -96,11 +98,11 @@ def judge_transport(way: Transport, nodes: int, network: str) -> Finding:
 
 
 _COMPARE = 4
-"""Fewer nodes than this make no two pairs to compare."""
+"""With fewer nodes there are no two pairs to compare."""
 
 
 def check_slowness(plan: Plan, hosts: tuple[str, ...], reports: Mapping[int, Mapping[str, Any]]) -> list[Finding]:
-    """Findings about single nodes, links and devices; one that says that all are alike where they are."""
+    """Return findings about single nodes, links and devices, or one finding that all are alike."""
     search = (reports.get(0) or {}).get("slow")
     if not isinstance(search, dict):
         return [Finding("slow-node", "skipped", "not searched: there was no all-reduce")]

@@ -1,4 +1,4 @@
-"""The quick checks in front of a run (`run --check`): which of its nodes must not be used, and why."""
+"""The quick checks before a run (`run --check`): which of its nodes must not be used, and why."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ FOLDER = "check"
 
 
 def bad_nodes_of(run: Run) -> Mapping[str, str]:
-    """Hosts that must not be used, of those of the plan and of those that could take their place; each is remembered
-    with its reason. Raises `MachineError` where something is wrong that no other node would mend."""
+    """Return the hosts that must not be used, among the hosts of the plan and the spare hosts.
+
+    Each bad host is stored with its reason. Raises `MachineError` for a problem that another node would not solve.
+    """
     used = plan_hosts(run.plan)
     allocation = run.context.allocation
     spare = tuple(host for host in (allocation.hosts if allocation else ()) if host not in used)

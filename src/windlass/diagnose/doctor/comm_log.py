@@ -1,4 +1,4 @@
-"""What a log of NCCL or RCCL (`NCCL_DEBUG=INFO`) says about the way that the bytes really took. Pure."""
+"""Read from a log of NCCL or RCCL (`NCCL_DEBUG=INFO`) which transport was really used. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOWHERE = ("lo", "docker", "virbr", "veth", "podman")
 
 
 class Transport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The way between nodes, as far as the log tells; empty fields are untold."""
+    """The transport between nodes, as far as the log shows it. Empty fields are unknown."""
 
     library: str = ""
     network: str = ""
@@ -35,11 +35,11 @@ class Transport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     interfaces: tuple[str, ...] = ()
     bootstrap: str = ""
     direct: bool | None = None
-    """The NIC reads device memory itself (GPUDirect); None where no channel between nodes was logged."""
+    """The NIC reads device memory directly (GPUDirect). None if the log has no channel between nodes."""
     plugin_missing: bool = False
-    """The library looked for a plugin and found none. Normal with InfiniBand, which it speaks itself."""
+    """The library found no plugin. This is normal with InfiniBand, which it supports itself."""
     forced_missing: str = ""
-    """A network that NCCL_NET forces and that is not there."""
+    """A network that NCCL_NET forces and that is not available."""
 
     @property
     def is_tcp(self) -> bool:
@@ -47,14 +47,14 @@ class Transport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CommLog:
-    """Reads the lines one by one and keeps only what they tell."""
+    """Reads lines one by one and keeps only the facts in them."""
 
     def __init__(self) -> None:
         self._found: dict[str, object] = {}
         self._interfaces: dict[str, None] = {}
 
     def feed(self, line: str) -> None:
-        """Read one line. Lines of other programs do no harm."""
+        """Read one line. Lines of other programs are ignored."""
         found = self._found
         if match := _VERSION.search(line):
             found.setdefault("library", f"{match[1]} {match[2]}")
@@ -76,14 +76,14 @@ class CommLog:
             found["plugin_missing"] = True
 
     def transport(self) -> Transport:
-        """What the lines told so far."""
+        """The transport according to the lines so far."""
         missing = self._found.get("plugin_missing", False) and not self._found.get("plugin")
         told = {**self._found, "plugin_missing": missing, "interfaces": tuple(self._interfaces)}
         return msgspec.convert(told, Transport)
 
 
 def parse_comm_log(lines: Iterable[str]) -> Transport:
-    """What these lines tell. Lines of other programs do no harm."""
+    """Return the transport according to these lines. Lines of other programs are ignored."""
     log = CommLog()
     for line in lines:
         log.feed(line)
@@ -91,7 +91,7 @@ def parse_comm_log(lines: Iterable[str]) -> Transport:
 
 
 def transport_text(way: Transport) -> str:
-    """One line for people."""
+    """Format the transport as one line."""
     parts = [way.network or "unknown"]
     if way.plugin:
         parts.append(way.plugin)
@@ -105,5 +105,5 @@ def transport_text(way: Transport) -> str:
 
 
 def leads_nowhere(interface: str) -> bool:
-    """Interfaces that do not reach another node."""
+    """Return whether an interface does not reach another node."""
     return interface.startswith(_NOWHERE) and not interface.startswith("lom")

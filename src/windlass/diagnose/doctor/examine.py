@@ -1,4 +1,4 @@
-"""An examination: the plan is made, the nodes are asked, a few ranks really start, and what they found is folded."""
+"""An examination: make the plan, check the nodes, start a few ranks, and combine the findings."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ from windlass.run.folder import RunFolder, make_folder
 from windlass.run.rendezvous import is_free, master_address, master_port, plan_hosts
 
 Tell = Callable[[str], None]
-"""Shows a word of progress."""
+"""Shows a progress message."""
 
 
 def examine(request: Request, environ: Mapping[str, str], level: Level, tell: Tell) -> Health:
-    """Examine the machine or the allocation for this request. Leaves nothing behind, unless the request names a run
-    folder. Raises `UsageError` for a request that cannot be."""
+    """Examine the machine or the allocation for this request. Raises `UsageError` for an impossible request.
+
+    Removes its files, unless the request names a run folder.
+    """
     began = time.monotonic()
     settings = read_settings(environ)
     there = settings.runs_dir.exists()
@@ -55,7 +57,7 @@ def examine(request: Request, environ: Mapping[str, str], level: Level, tell: Te
 
 
 def admit(request: Request, folder: RunFolder, environ: Mapping[str, str]) -> Patient:
-    """The request, planned as every command plans it. Outside of any job this node alone is looked at."""
+    """Plan the request as all commands do. Outside of a job, only this node is examined."""
     settings = read_settings(environ)
     inside = scheduler_of_job(environ) is not None
     request, context = gather_context(request, settings, environ=environ, here=True if inside else None)
@@ -81,13 +83,13 @@ def admit(request: Request, folder: RunFolder, environ: Mapping[str, str]) -> Pa
 
 
 def _plan(request: Request, context: PlanningContext) -> Plan:
-    """The plan of a request whose command is not run."""
+    """Plan a request whose command is not run."""
     probe = msgspec.structs.replace(request, kind="command", command=("true",), name=request.name or "doctor")
     return make_plan(probe, context)[0]
 
 
 def findings_of(patient: Patient, level: Level, tell: Tell) -> list[Finding]:
-    """All checks of this level, the cheap ones first."""
+    """Run all checks of this level, the cheap ones first."""
     findings = check_plan(patient.job_plan, patient.request, patient.context.site, patient.environ)
     tell(f"asking {len(patient.hosts)} nodes" if len(patient.hosts) > 1 else "looking at this node")
     if patient.login:
@@ -105,7 +107,7 @@ def findings_of(patient: Patient, level: Level, tell: Tell) -> list[Finding]:
 
 
 def rendezvous(patient: Patient) -> tuple[tuple[str, int] | None, list[Finding]]:
-    """Address and port as a run would choose them, or why it could not."""
+    """Return the address and port that a run would choose, or the reason why it could not."""
     plan, context = patient.plan, patient.context
     free = is_free if context.on_node or context.allocation is None else lambda port: port not in context.taken_ports
     kind = "rendezvous"

@@ -1,6 +1,6 @@
 """Explain logs: which lines are the cause, which only follow from it, which are harmless.
 
-Memory is constant, and time grows with the size of the log alone, whatever the log contains. Lines that differ only in
+Memory use is constant. The time depends only on the size of the log, not on its content. Lines that differ only in
 their digits have the same shape, and a shape is matched once.
 """
 
@@ -59,25 +59,28 @@ _HEDGE = re.compile(
     r"(?<!NCCL WARN )|^\[?W\d{0,4} ",
     re.IGNORECASE,
 )
-"""A line that says itself that the program goes on."""
+"""A line that states that the program continues."""
 _TIME = re.compile(rb"\d{4}-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)|\b[WEIF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)")
 _TIME_LINES = 64
 _STACK_STARTS = frozenset({b" ", b"\t", b"f", b"#", b""})
-"""How lines of a stack begin (`frame #3: …`), which a process prints while it dies."""
+"""Start of stack lines (`frame #3: …`), which a process prints while it dies."""
 _WENT_ON, _FILE_WENT_ON = 30, 50
-"""Lines that a rank, or a file without labels, goes on with after a line that did not end it."""
+"""If a rank, or a file without labels, prints this many lines after a line, that line did not end it."""
 _BY_NUMBER = (b"errno", b"retries", b"failure", b"Using [", b"exitcode", b"from signal")
-"""Lines with one of these mean something else with another number: they are matched with their digits."""
+"""Lines with one of these have another meaning with another number. They are matched with their digits."""
 _MAX_ERRORS = 50
 _FEW_MISSING = 0.2
 _MAX_PIPE_BYTES = 1 << 34
 _MAX_SHAPES, _MAX_SHAPE_BYTES = 50_000, 512
-"""The table of shapes is emptied when it is full; longer lines do not enter it."""
+"""The table of shapes is emptied when it is full. Longer lines are not stored in it."""
 _FREE_MATCHES, _BYTES_PER_MATCH = 1 << 23, 32
-"""Patterns may read so many characters at once, and one more for so many bytes of the log."""
+"""Patterns may read this many characters at once, and one more for this many bytes of the log."""
 _FREE_WORK, _BYTES_PER_WORK = 1 << 25, 3
-"""The same for all work. A line costs 1, about 0.1 µs. Lines of a new shape and errors cost `_MATCH_WORK`, and those
-with a label, or in a traceback, `_LINE_WORK`. A log of many short lines is read in part: the ends of each block."""
+"""The same for all work.
+
+A line costs 1, about 0.1 µs. Lines of a new shape and errors cost `_MATCH_WORK`, and those with a label, or in a
+traceback, `_LINE_WORK`. A log of many short lines is read in part: the ends of each block.
+"""
 _LINE_WORK, _MATCH_WORK = 14, 60
 _BYTES_PER_SAMPLE = 256
 
@@ -92,20 +95,20 @@ class LogReader:
         self._seen: dict[tuple[str, str], Seen] = {}
         self._ranks = bytearray(MAX_RANKS)
         self._said = array("Q", bytes(8 * MAX_RANKS))
-        """Labelled lines of each rank."""
+        """Number of labelled lines of each rank."""
         self._lengths: list[int] = []
-        """Lines of each file."""
+        """Number of lines of each file."""
         self._tracing: dict[int | None, Trace] = {}
-        """Ranks whose traceback has begun and not ended, in the file that is being read."""
+        """Ranks whose traceback has begun and not ended, in the current file."""
         self._ignoring: set[int | None] = set()
         self._block: tuple[int, list[bytes]] = (1, [])
-        """The number of the first line that was read last, and the lines."""
+        """The number of the first line of the last block, and its lines."""
         self._comm: CommLog | None = None
         self._meanings: dict[bytes, Meaning] = {}
         self._matches_left, self._work_left = _FREE_MATCHES, _FREE_WORK
 
     def read(self, name: str, stream: BinaryIO, size_bytes: int) -> None:
-        """Read so many bytes of one file."""
+        """Read this many bytes of one file."""
         self.files += 1
         self._tracing.clear()
         self._ignoring.clear()
@@ -130,7 +133,10 @@ class LogReader:
         self._lengths.append(number)
 
     def _affordable(self, blocks: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-        """The blocks; of those for which no work is left, their ends. With the number of lines left out before each."""
+        """Yield the blocks, each with the number of lines skipped before it.
+
+        Without work left, yields only their ends.
+        """
         for block in blocks:
             self._matches_left += len(block) // _BYTES_PER_MATCH
             self._work_left += len(block) // _BYTES_PER_WORK
@@ -175,8 +181,10 @@ class LogReader:
                 self._ignoring.add(rank)
 
     def _inside(self, trace: Trace, name: str, rank: int | None, text: bytes, spot: Spot) -> bool:
-        """Whether the traceback of this rank explains the line. Its error line ends it. Other threads may write between
-        its lines; after some of theirs it is given up."""
+        """Return whether the traceback of this rank explains the line. Its error line ends the traceback.
+
+        Other threads may write between its lines. After some of their lines, the traceback is abandoned.
+        """
         inner = trace.inner(text)
         if not inner or inner.startswith(INSIDE):
             return True
@@ -191,8 +199,8 @@ class LogReader:
         return trace.ignored or self._error(f"{name}:{spot.number}", rank, inner, spot)
 
     def _meaning(self, key: bytes, text: bytes, *, digits: bool = False) -> Meaning:
-        """What a line means whose shape is new, or has to be read with its digits."""
-        if self._matches_left < 0:  # a log of nothing but different errors is not read whole
+        """Return the meaning of a line whose shape is new, or that must be read with its digits."""
+        if self._matches_left < 0:  # a log that consists only of different errors is not read completely
             self.unmatched += 1
             return NOTHING
         self._work_left -= _MATCH_WORK
@@ -223,7 +231,7 @@ class LogReader:
         return meaning
 
     def _error(self, where: str, rank: int | None, text: bytes, spot: Spot) -> bool:
-        """Note the line in which a traceback ends, where no sign knows it: an error of the script."""
+        """Record the line in which a traceback ends, if no sign matches it: an error of the script."""
         self._work_left -= _MATCH_WORK
         key = decode(text.translate(None, DIGITS)[:MAX_TEXT])
         if ("script", key) not in self._seen:
@@ -237,7 +245,7 @@ class LogReader:
         return True
 
     def _forget_error(self, rank: int | None) -> None:
-        """Forget the last error of a rank that raised another one while it handled it: the other one ended it."""
+        """Forget the last error of a rank that raised another error while handling it. The other error ended it."""
         errors = [
             ((seen.last.file, seen.last.number), key)
             for key, seen in self._seen.items()
@@ -264,7 +272,7 @@ class LogReader:
         found.add(rank, spot)
 
     def _time(self, spot: Spot) -> tuple[int, ...]:
-        """Month, day and time of the line, or of the nearest before it that has one; empty where none has."""
+        """Return month, day and time of the line, or of the nearest earlier line that has them. Empty if none has."""
         begin, lines = self._block
         index = spot.number - begin
         for line in reversed(lines[max(0, index - _TIME_LINES) : index + 1]):
@@ -273,7 +281,7 @@ class LogReader:
         return ()
 
     def report(self) -> LogReport:
-        """Everything explained, the first cause first."""
+        """Return all explanations, the first cause first."""
         seen = list(self._seen.values())
         for one in seen:
             one.went_on = one.hedged or (one.fails and self._went_on(one.last))
@@ -294,7 +302,7 @@ class LogReader:
         )
 
     def _went_on(self, last: Spot) -> bool:
-        """Whether whoever printed this line printed many more after it."""
+        """Return whether the source of this line printed many more lines after it."""
         if last.rank is not None:
             return self._said[last.rank] - last.said >= _WENT_ON
         return self._lengths[last.file] - last.number >= _FILE_WENT_ON
@@ -317,7 +325,7 @@ class LogReader:
         return "nothing here says that anything is wrong"
 
     def _did_not_time_out(self) -> str:
-        """Ranks that are in the logs and did not time out, where most others did."""
+        """Return the ranks that are in the logs and did not time out, if most others did."""
         timed_out = self._seen.get(("sign", _TIMED_OUT))
         if timed_out is None:
             return ""
@@ -329,7 +337,7 @@ class LogReader:
 
 
 def explain_files(paths: Iterable[Path], tell: Callable[[str], None]) -> LogReport:
-    """Read all of these files, and those in folders among them. Raises `UsageError` for one that cannot be read."""
+    """Read all of these files, and the files in these folders. Raises `UsageError` for an unreadable file."""
     reader = LogReader()
     for path in paths:
         for file in _files(path):
@@ -341,8 +349,10 @@ def explain_files(paths: Iterable[Path], tell: Callable[[str], None]) -> LogRepo
 
 
 def _open_log(file: Path, folder: Path | None) -> BinaryIO:
-    """Open a log, or raise `UsageError`. A pipe or a device could make us wait or read without end, and a link in a
-    folder could lead anywhere."""
+    """Open a log, or raise `UsageError`.
+
+    Reading a pipe or a device might never end, and a link in a folder could point anywhere.
+    """
     try:
         return open_plain(file, within=folder, follow=folder is None)
     except UnreadableError as error:
@@ -352,7 +362,7 @@ def _open_log(file: Path, folder: Path | None) -> BinaryIO:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """The file; or of a run folder its logs; or of any other folder every file."""
+    """Yield the file itself, the logs of a run folder, or every file of another folder."""
     if not path.exists():
         raise UsageError(f"{path} does not exist", hint="give log files, or a run folder")
     if not path.is_dir():

@@ -1,4 +1,4 @@
-"""What the doctor examines, and the result: findings of many nodes and ranks, where equal ones are one finding."""
+"""The subject of an examination, and its result: findings of many nodes and ranks, with equal ones merged."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Level = Literal["quick", "default", "full"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patient:
-    """What is examined: a plan in its context, and where its files may lie."""
+    """The subject of an examination: a plan in its context, and the folder for its files."""
 
     request: Request
-    """As the user made it: the command may be empty."""
+    """The user's original request. The command may be empty."""
     plan: Plan
-    """For the nodes that are looked at: those of the job, or this one alone."""
+    """The plan for the examined nodes: those of the job, or only this one."""
     job_plan: Plan
-    """Of the request, as `windlass plan` shows it."""
+    """The plan of the request, as `windlass plan` shows it."""
     context: PlanningContext
     folder: RunFolder
     environ: Mapping[str, str]
     hosts: tuple[str, ...]
     login: bool = False
-    """On a login node, or outside of any job: no rank starts, and nobody expects devices."""
+    """On a login node, or outside of any job: no rank starts, and devices are not expected."""
 
 
 _ASKED_ONE = frozenset({"home", "port"})
@@ -45,7 +45,7 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything that the doctor found: the document of `doctor --json`."""
+    """All findings of the doctor: the document of `doctor --json`."""
 
     version: int
     site: str
@@ -54,16 +54,16 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Not inside a job: the doctor examined only this machine and started no rank."""
     level: Literal["quick", "default", "full"]
     severity: Severity
-    """The worst of the findings."""
+    """The worst severity of the findings."""
     findings: tuple[Finding, ...]
-    """The subject is a folded host list; `facts["nodes"]` is the number of hosts in it."""
+    """The subject is a folded host list. `facts["nodes"]` is the number of hosts in it."""
     bad_nodes: dict[str, str] = {}
     """Hosts that should not be used, with the reason."""
     seconds: float = 0.0
 
 
 def fold(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Equal findings of many hosts as one, in the order of the kinds. Within a kind the most common comes first.
+    """Merge equal findings of many hosts, in the order of the kinds. Within a kind the most common comes first.
 
     Findings that differ only in a number (a process, a free size) are equal. All findings of severity `ok` are equal.
     """
@@ -86,7 +86,7 @@ def _folded(same: list[Finding]) -> Finding:
 
 
 def odd_values(said: Mapping[_Where, Mapping[str, str | None]]) -> dict[_Where, dict[str, str]]:
-    """By node or rank: values that most of the others do not have, in words. None is no value and not odd."""
+    """Return by node or rank the values that most others do not have, as text. None is not a value and not odd."""
     odd: dict[_Where, dict[str, str]] = {}
     for name in dict.fromkeys(name for values in said.values() for name in values):
         known = {where: value for where, values in said.items() if (value := values.get(name)) is not None}
@@ -98,7 +98,10 @@ def odd_values(said: Mapping[_Where, Mapping[str, str | None]]) -> dict[_Where, 
 
 
 def failing_hosts(findings: Iterable[Finding], hosts: tuple[str, ...]) -> Mapping[str, str]:
-    """Hosts with an error that most other hosts do not have, with the reason. The node causes it, not the plan."""
+    """Return the hosts with an error that most other hosts do not have, with the reason.
+
+    Such an error comes from the node, not from the plan.
+    """
     failed: dict[str, dict[str, str]] = {}
     for finding in findings:
         if finding.severity == "error" and finding.subject and finding.kind not in _ASKED_ONE:

@@ -1,4 +1,4 @@
-"""What a log contains, as findings: how often and by which ranks each sign was seen, and which cause comes first."""
+"""Findings about a log: how often and by which ranks each sign was printed, and which cause comes first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCRIPT = Sign(
 
 
 class Spot(NamedTuple):
-    """Where a line is. `rank` is the one of its label, `said` how many lines that rank had printed by then."""
+    """Location of a line. `rank` is the rank in its label, `said` is how many lines that rank had printed so far."""
 
     file: int
     number: int
@@ -50,14 +50,14 @@ class LogReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Seen:
-    """What was seen of one sign, or of one error of the script."""
+    """Occurrences of one sign, or of one error of the script."""
 
     def __init__(self, sign: Sign, where: str, text: str, spot: Spot, time: tuple[int, ...]) -> None:
         self.sign, self.where, self.text, self.time = sign, where, text, time
         self.first = self.last = spot
         self.count = 0
         self.ranks = bytearray(MAX_RANKS)
-        """One byte for each rank: a set of that many is a hundred times as large."""
+        """One byte for each rank. A set of that many ranks is a hundred times as large."""
         self.hedged = self.went_on = False
 
     def add(self, rank: int | None, spot: Spot) -> None:
@@ -68,7 +68,7 @@ class Seen:
 
     @property
     def fails(self) -> bool:
-        """Whether the line tells that something ended, unless its rank went on after it."""
+        """Return whether the line reports that something ended, unless its rank continued after it."""
         return self.sign.kind in {"cause", "follows"}
 
     def finding(self, severity: Severity | None = None) -> Finding:
@@ -78,7 +78,7 @@ class Seen:
 def _finding(
     sign: Sign, count: int, where: str, text: str, ranks: bytes | bytearray = b"", severity: Severity | None = None
 ) -> Finding:
-    """Lines that mean the same. `where` is the file and line of the first of them."""
+    """Return a finding for lines with the same meaning. `where` is the file and line of the first of them."""
     facts = {"count": count, "ranks": _folded(ranks), "where": where, "line": text}
     if sign.kind == "cause":
         facts["origin"] = sign.origin
@@ -93,7 +93,7 @@ def _finding(
 
 
 def kind_of(name: str) -> str:
-    """The kind of a rule's findings: `out of memory` is `out-of-memory`."""
+    """Return the kind of a rule's findings: `out of memory` is `out-of-memory`."""
     return _NO_LETTERS.sub("-", name.lower()).strip("-")
 
 
@@ -102,13 +102,13 @@ def ranks_text(ranks: bytes | bytearray) -> str:
 
 
 def _folded(ranks: bytes | bytearray) -> str:
-    """The list of ranks for people: a hostile log can name every second one of very many."""
+    """Return a readable list of ranks. A hostile log can name every second one of very many."""
     text = format_cpulist(match.start() for match in re.finditer(b"\1", ranks))
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT].rpartition(',')[0]},… ({ranks.count(1)} ranks)"
 
 
 def of_transport(way: Transport) -> list[Finding]:
-    """What the collective library's own lines mean together."""
+    """Return findings from all lines of the collective library together."""
 
     def one(kind: SignClass, name: str, meaning: str, remedy: str = "") -> Finding:
         return _finding(Sign(name, ERROR_LINE, meaning, remedy, kind), 1, "NCCL's lines", transport_text(way))
@@ -130,8 +130,11 @@ def of_transport(way: Transport) -> list[Finding]:
 
 
 def in_order(seen: list[Seen]) -> list[Seen]:
-    """The first cause first. What the machine or the scheduler says counts whenever it says so; a line that its own
-    program survived, or that any other explains, counts least."""
+    """Sort the first cause first.
+
+    Messages of the machine or the scheduler count at any time. A line after which its program continued, or that
+    another line explains, counts least.
+    """
     causes = [one for one in seen if one.sign.kind == "cause"]
     one_file = len({one.first.file for one in causes}) == 1
     timed = not one_file and all(one.time for one in causes)
@@ -146,7 +149,7 @@ def in_order(seen: list[Seen]) -> list[Seen]:
 
 
 def _explained(one: Seen, causes: list[Seen]) -> bool:
-    """Whether a later line of the same rank names the cause of an error of the script."""
+    """Return whether a later line of the same rank names the cause of an error of the script."""
     return one.sign is SCRIPT and any(
         other.sign is not SCRIPT
         and other.sign.tells != "weak"

@@ -1,4 +1,4 @@
-"""Lines of logs: their labels, tracebacks and words, and which signs may apply to one. Keeps nothing between lines."""
+"""Log lines: their labels, tracebacks and words, and the candidate signs of a line. Keeps no state between lines."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ LABEL = re.compile(
     rb"(?:\[\d{1,4},(\d{1,6})\]<std(?:out|err)>: ?)?(?:[ \t]{0,16}(\d{1,6}):(?: |\r?\Z))?"
     rb"(?:\[(?:rank)?(\d{1,6})\]:?\s?(?!\S{0,80} ?NCCL ))?"
 )
-"""Labels of launchers (`[1,3]<stderr>:…`, `3: …`), then torch's (`[rank3]: …`); each may be missing."""
+"""Labels of launchers (`[1,3]<stderr>:…`, `3: …`), then torch's (`[rank3]: …`). Each may be missing."""
 TRACE = b"Traceback (most recent call last)"
 HANDLING, IGNORED = b"During handling of the above exception", b"Exception ignored in"
 INSIDE = (b" ", b"\t", b"\r", b"\xe2\x94", b"\xe2\x95")
-"""How lines inside a traceback begin; the last two are box-drawing characters of rich."""
+"""Start of lines inside a traceback. The last two are box-drawing characters of rich."""
 MAX_FOREIGN = 8
-"""Lines of other threads inside a traceback."""
+"""Maximum number of lines of other threads inside a traceback."""
 DIGITS = b"0123456789"
 _TO_WORDS = bytes(byte | 32 if chr(byte).isascii() and chr(byte).isalpha() else 32 for byte in range(256))
 MAX_RANKS = 1 << 18
 _BLOCK_BYTES = 1 << 18
 _HEAD_BYTES, _TAIL_BYTES = 3072, 1024
-"""What is kept of a long line, such as a progress bar that never ends its line."""
+"""Bytes kept of a long line, such as a progress bar that never ends its line."""
 
 
 class _Index(NamedTuple):
-    """Which signs need which word, which need a part of one, and all words."""
+    """The signs by the word they need, the signs by the part of a word, and all words."""
 
     words: dict[bytes, frozenset[int]]
     parts: dict[bytes, frozenset[int]]
@@ -48,14 +48,14 @@ def _index() -> _Index:
 
 
 def found_words(line: bytes) -> frozenset[bytes]:
-    """The words and parts of words in this line for which there are signs."""
+    """Return the words and parts of words in this line for which there are signs."""
     low, index = line.translate(_TO_WORDS), _index()
     found = index.all_words.intersection(low.split())
     return found.union(part for part in index.parts if part in low) if b"error" in low else found
 
 
 def candidate_signs(line: bytes) -> list[Sign]:
-    """The signs whose words are in this line, in the order in which they apply."""
+    """Return the signs whose words are in this line, in the order in which they apply."""
     return signs_of(found_words(line))
 
 
@@ -67,7 +67,7 @@ def signs_of(words: frozenset[bytes]) -> list[Sign]:
 
 
 class Meaning(NamedTuple):
-    """What the lines of one shape have in common."""
+    """The common properties of all lines of one shape."""
 
     sign: Sign | None = None
     trace: bool = False
@@ -79,7 +79,7 @@ NOTHING = Meaning()
 
 
 class Trace:
-    """A traceback that has begun. `prefix` is what stands before it on its first line, such as a time or a process."""
+    """A traceback that has begun. `prefix` is the text before it on its first line, such as a time or a process."""
 
     def __init__(self, prefix: bytes, *, ignored: bool) -> None:
         self.length, self.shape = len(prefix), prefix.translate(None, DIGITS)
@@ -87,7 +87,7 @@ class Trace:
         self.foreign = 0
 
     def inner(self, text: bytes) -> bytes:
-        """The text without the prefix, where it begins with the same but for digits."""
+        """Return the text without the prefix, if it starts with it. Digits in the prefix may differ."""
         begin = text[: self.length].translate(None, DIGITS)
         return text[self.length :] if self.length and begin == self.shape else text
 
@@ -98,14 +98,14 @@ def rank_number(digits: bytes | str) -> int | None:
 
 
 def cut_line(line: bytes) -> bytes:
-    """The line, or the beginning and the end of a long one."""
+    """Return the line, or the beginning and the end of a long one."""
     if len(line) <= _HEAD_BYTES + _TAIL_BYTES:
         return line
     return line[:_HEAD_BYTES] + line[-_TAIL_BYTES:]
 
 
 def whole_lines(stream: BinaryIO, size_bytes: int) -> Iterator[bytes]:
-    """Blocks that end where a line ends, without the last newline. Lines that are longer than a block are cut."""
+    """Yield blocks that end at a line end, without the last newline. Lines longer than a block are cut."""
     begun: bytes | None = None
     while size_bytes > 0 and (block := stream.read(min(_BLOCK_BYTES, size_bytes))):
         size_bytes -= len(block)

@@ -1,4 +1,4 @@
-"""The checks of the nodes, started on all of them at once by the node step of the plan's launcher."""
+"""Run the node checks on all nodes in parallel, with the node step of the plan's launcher."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ INTERFACE_VARIABLES = (
 def node_spec(
     plan: Plan, context: PlanningContext, hosts: tuple[str, ...], meeting: tuple[str, int] | None
 ) -> dict[str, Any]:
-    """What the nodes are told to compare themselves with. `meeting`: address and port of the ranks' rendezvous."""
+    """Return the values that the nodes compare themselves with.
+
+    `meeting`: address and port of the ranks' rendezvous.
+    """
     devices = plan.topology.devices
     expected: dict[str, Any] = {}
     if devices and plan.request.gpus_per_node != 0:
@@ -66,7 +69,7 @@ def check_nodes(
     hosts: tuple[str, ...],
     meeting: tuple[str, int] | None,
 ) -> list[Finding]:
-    """Run them on these hosts. A node that does not answer is a finding. Never raises."""
+    """Run the checks on these hosts. A node that does not respond is a finding. Never raises."""
     question = Question(
         entry="windlass.node.checks.main:main",
         purpose="doctor",
@@ -81,7 +84,7 @@ def check_nodes(
                 found[str(message.get("host", ""))] = decode_findings(message["findings"])
     nodes = {host: [_silent(host)] if named is None else named for host, named in found.items()}
     if any(one.kind in {"answer", "port"} and one.severity == "error" for one in nodes[hosts[0]]):
-        # The others cannot reach the first node, which is no fault of theirs.
+        # The other nodes cannot reach the first node, which is not their fault.
         nodes = {host: [one for one in named if one.kind != "rendezvous"] for host, named in nodes.items()}
     odd = odd_hardware(nodes)
     return [
@@ -92,7 +95,7 @@ def check_nodes(
 
 
 def odd_hardware(nodes: Mapping[str, list[Finding]]) -> dict[str, Finding]:
-    """Nodes whose CPUs, memory, links or driver are not those of most others."""
+    """Return the nodes whose CPUs, memory, links or driver differ from those of most others."""
     said: dict[str, dict[str, Any]] = {}
     for host, named in nodes.items():
         facts = {one.kind: one.facts for one in named}

@@ -1,4 +1,4 @@
-"""Checks that need no node: variables, the user's command and the plan against what is known to go wrong. Pure."""
+"""Checks that need no node: variables, the user's command and the plan, against known problems. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STDLIB = sys.stdlib_module_names - {"__main__", "__init__", "setup"}
 
 
 def rank_environ(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables of the ranks as far as they are known here: the shell's, with the plan's on top."""
+    """Return the known variables of the ranks: the shell's variables, overridden by those of the plan."""
     found = dict(environ)
     for setting in plan.environment:
         if setting.value is None:
@@ -42,7 +42,7 @@ def rank_environ(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_plan(plan: Plan, request: Request, site: Site, environ: Mapping[str, str]) -> list[Finding]:
-    """Everything that can be told from the plan, the request and the environment alone."""
+    """Run all checks that need only the plan, the request and the environment."""
     variables = rank_environ(plan, environ)
     return [
         check_settings(variables, plan.nodes),
@@ -54,7 +54,7 @@ def check_plan(plan: Plan, request: Request, site: Site, environ: Mapping[str, s
 
 
 def check_settings(variables: Mapping[str, str], nodes: int) -> Finding:
-    """Settings that are known to hang, to slow down or to do nothing."""
+    """Check for settings that are known to hang, to slow down or to have no effect."""
     wrong: list[tuple[str, str]] = []
     severity: Severity = "warning"
     if variables.get("FI_MR_CACHE_MONITOR") == "memhooks":
@@ -82,7 +82,7 @@ def check_settings(variables: Mapping[str, str], nodes: int) -> Finding:
 
 
 def check_nesting(request: Request, variables: Mapping[str, str], ranks_per_node: int) -> Finding:
-    """A launcher inside the ranks, or windlass inside another launcher."""
+    """Check for a launcher inside the ranks, or windlass inside another launcher."""
     name = "launcher-nesting"
     inside = nested_launcher(request.command) if request.kind in {"command", "script"} else None
     if request.kind == "module":
@@ -103,7 +103,7 @@ def check_nesting(request: Request, variables: Mapping[str, str], ranks_per_node
 
 
 def check_proxies(variables: Mapping[str, str], offline: bool) -> Finding:
-    """What downloads at run time meet on the nodes."""
+    """Check whether downloads at run time can work on the nodes."""
     proxies = sorted({name.lower() for name in _PROXIES if variables.get(name)})
     excluded = variables.get("no_proxy") or variables.get("NO_PROXY") or ""
     if proxies and not excluded:
@@ -120,7 +120,7 @@ def check_proxies(variables: Mapping[str, str], offline: bool) -> Finding:
 
 
 def loader_workers(words: tuple[str, ...]) -> int | None:
-    """The number of DataLoader workers that the user's own arguments ask for, where they say it in the usual words."""
+    """Return the number of DataLoader workers in the user's arguments, if a common option name is used."""
     for index, word in enumerate(words):
         match = _WORKERS.match(word.rpartition(".")[2] if "." in word.split("=")[0] else word)
         if not match:
@@ -132,7 +132,7 @@ def loader_workers(words: tuple[str, ...]) -> int | None:
 
 
 def check_shadowed(request: Request) -> Finding:
-    """Files beside the script that Python imports in the place of a module of its own."""
+    """Check for files in the script's folder that Python imports instead of a standard module."""
     name = "shadowed-modules"
     scripts = [word for word in request.command[:2] if word.endswith(".py")]
     if request.kind not in {"script", "command"} or not scripts:
@@ -150,7 +150,7 @@ def _module(path: Path) -> str:
 
 
 def check_workers(request: Request, plan: Plan) -> Finding:
-    """DataLoader workers of a rank against the cores that it gets."""
+    """Compare the DataLoader workers of a rank with the cores that it gets."""
     name = "loader-workers"
     cores = [_cores(plan, rank.cpus) for rank in plan.binding.ranks if rank.cpus]
     if not cores:
@@ -171,6 +171,6 @@ def check_workers(request: Request, plan: Plan) -> Finding:
 
 
 def _cores(plan: Plan, cpus: tuple[int, ...]) -> int:
-    """Physical cores among these hardware threads."""
+    """Return the number of physical cores among these hardware threads."""
     known = {cpu: core.id for core in plan.topology.cores for cpu in core.cpus}
     return len({known.get(cpu, cpu) for cpu in cpus})

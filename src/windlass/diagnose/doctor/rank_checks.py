@@ -1,4 +1,4 @@
-"""What the ranks of the examination say, held against the plan, the site and each other. Pure."""
+"""Compare the reports of the examination's ranks with the plan, the site and each other. Pure."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ HostOf = Callable[[int], str]
 SLOW_LOOK_US = 500.0
 SLOW_IMPORT_S = 20.0
 _LOOKS_OF_IMPORT = 17_700
-"""stat calls of one `import torch`."""
+"""Number of stat calls of one `import torch`."""
 _DRIVER_FOR_CUDA = {11: 450, 12: 525, 13: 580}
-"""Lowest driver that runs a torch built for this major version of CUDA."""
+"""Lowest driver version that runs a torch built for this major version of CUDA."""
 
 
 def rank_hosts(plan: Plan, reports: Reports) -> tuple[str, ...]:
-    """The host of each node of the ranks, by what its ranks report: a launcher may order the nodes otherwise than the
-    plan. Nodes that report nothing get the hosts that are left, in their order."""
+    """Return the host of each node of the ranks, according to the reports of its ranks.
+
+    A launcher may order the nodes differently from the plan. Nodes without a report get the remaining hosts, in order.
+    """
     planned = expand_hostlist(plan.hosts) if plan.hosts else ("",)
     named = {host.partition(".")[0]: host for host in planned}
     found: dict[int, str] = {}
@@ -42,7 +44,7 @@ def rank_hosts(plan: Plan, reports: Reports) -> tuple[str, ...]:
         own = named.get(str(report.get("host", "")).partition(".")[0])
         if own is not None and rank < len(planned) * plan.ranks_per_node:
             found[rank // plan.ranks_per_node] = own
-    if len(set(found.values())) < len(found):  # stand-ins and containers may all have one name
+    if len(set(found.values())) < len(found):  # mock nodes and containers may all have the same name
         return planned
     left = [host for host in planned if host not in found.values()]
     return tuple(found[node] if node in found else left.pop(0) for node in range(len(planned)))
@@ -57,7 +59,7 @@ def check_ranks(
     environ: Mapping[str, str],
     silent_s: float = 0.0,
 ) -> list[Finding]:
-    """All checks of the ranks' own words. `silent_s`: how long they were silent before they were ended."""
+    """Run all checks of the ranks' reports. `silent_s`: how long they were silent before they were ended."""
     hosts = rank_hosts(plan, reports)
     first = {rank: report for rank, report in reports.items() if report.get("local_rank") == 0}
 
@@ -83,7 +85,7 @@ def check_ranks(
 
 
 def check_affinity(plan: Plan, reports: Reports, host_of: HostOf) -> list[Finding]:
-    """The CPUs that each rank really got, against the plan and against its neighbours. One finding per node."""
+    """Compare the CPUs that each rank really got with the plan and with its neighbours. One finding per node."""
     planned = {rank.local_rank: frozenset(rank.cpus) for rank in plan.binding.ranks if rank.cpus}
     nodes: dict[int, list[int]] = {}
     for rank in reports:
@@ -116,7 +118,7 @@ def _affinity_of(
 
 
 def check_python(plan: Plan, report: Mapping[str, Any], environ: Mapping[str, str]) -> Finding:
-    """The interpreter that the ranks really use, against the one that was planned and the one that is active here."""
+    """Compare the interpreter that the ranks really use with the planned one and with the one that is active here."""
     python = report.get("python", {})
     executable, prefix = str(python.get("executable", "")), str(python.get("prefix", ""))
     seen = f"Python {python.get('version')} at {executable}"
@@ -132,9 +134,12 @@ def check_python(plan: Plan, report: Mapping[str, Any], environ: Mapping[str, st
 
 
 def same_python(planned: str, executable: str, prefix: str) -> bool:
-    """Whether this is the interpreter that was planned; all environments of one Python link to the same file, so where
-    it belongs to an environment, that counts."""
-    if _is_script(planned):  # a wrapper of the user's own: whatever it starts is meant
+    """Return whether this is the planned interpreter.
+
+    All environments of one Python link to the same file. If the interpreter belongs to an environment, the environment
+    is compared.
+    """
+    if _is_script(planned):  # a wrapper script of the user: any interpreter that it starts is accepted
         return True
     home = str(Path(planned).parent.parent)
     if executable == planned or os.path.realpath(home) == os.path.realpath(prefix):
@@ -153,7 +158,7 @@ def _is_script(path: str) -> bool:
 
 
 def check_torch(plan: Plan, report: Mapping[str, Any], silent_s: float = 0.0) -> Finding:
-    """The torch of the ranks: there, and built for these devices and their driver."""
+    """Check the torch of the ranks: installed, and built for these devices and their driver."""
     torch = report.get("torch") or {}
     if "import_error" in report:
         remedy = "install it anew for this machine, in a fresh environment"
@@ -190,7 +195,7 @@ def _major(version: str) -> int:
 
 
 def check_place(report: Mapping[str, Any], nodes: int, level: str) -> Finding:
-    """Where the environment lies, and what an import costs there."""
+    """Check the file system of the environment, and what an import costs there."""
     places = report.get("places") or [{}]
     worst = max(places, key=lambda place: (place.get("kind") == "shared", place.get("look_us", 0.0)))
     kind, look_us = worst.get("kind"), float(worst.get("look_us", 0.0))
@@ -210,7 +215,7 @@ def check_place(report: Mapping[str, Any], nodes: int, level: str) -> Finding:
 
 
 def needs_plugin(plan: Plan, context: PlanningContext) -> bool:
-    """Whether the fabric is one that NCCL and RCCL speak only through a plugin, and the plan has nodes to connect."""
+    """Return whether the plan has several nodes and a fabric that NCCL and RCCL support only through a plugin."""
     devices = plan.topology.devices
     network = context.site.file.network or ""
     return (
@@ -222,7 +227,7 @@ def needs_plugin(plan: Plan, context: PlanningContext) -> bool:
 
 
 def check_plugin(plan: Plan, context: PlanningContext, report: Mapping[str, Any]) -> Finding:
-    """The network plugin, in the environment or container of the ranks."""
+    """Check the network plugin, in the environment or container of the ranks."""
     name = "network-plugin"
     network = report.get("network") or {}
     found: list[str] = list(network.get("found", ()))
@@ -244,7 +249,7 @@ def check_plugin(plan: Plan, context: PlanningContext, report: Mapping[str, Any]
 
 
 def check_providers(plan: Plan, context: PlanningContext, report: Mapping[str, Any]) -> Finding:
-    """Providers of libfabric."""
+    """Check the providers of libfabric."""
     name = "libfabric"
     providers = (report.get("network") or {}).get("providers")
     if providers is None:
@@ -258,7 +263,7 @@ def check_providers(plan: Plan, context: PlanningContext, report: Mapping[str, A
 
 
 def check_threads(report: Mapping[str, Any]) -> Finding:
-    """OMP_NUM_THREADS of the ranks, against the CPUs that they got."""
+    """Compare OMP_NUM_THREADS of the ranks with the CPUs that they got."""
     text, cpus = str(report.get("omp_threads", "")), len(report.get("cpus", ()))
     if text.isdecimal() and len(text) < 9 and 0 < cpus < int(text):
         seen = f"OMP_NUM_THREADS={text}, but a rank has {cpus} CPUs: its threads take turns"
@@ -267,13 +272,16 @@ def check_threads(report: Mapping[str, Any]) -> Finding:
 
 
 def _limits(report: Mapping[str, Any]) -> Finding:
-    """Limits of the ranks, which may differ from those of the node step."""
+    """Check the limits of the ranks, which may differ from those of the node step."""
     found = judge_limits(report.get("limits") or {"files": -1, "locked": -1, "processes": -1}, False)
     return msgspec.convert({**found, "kind": "ulimits-of-the-ranks"}, Finding)
 
 
 def _same_everywhere(first: Reports, host_of: HostOf) -> list[Finding]:
-    """Python, torch and variables of all nodes must be the same: a difference on one node is a hang later."""
+    """Check that Python, torch and variables are the same on all nodes.
+
+    A difference on one node causes a hang later.
+    """
     versions, variables = {}, {}
     names = {name for report in first.values() for name in report.get("variables", {})}
     for rank, report in first.items():

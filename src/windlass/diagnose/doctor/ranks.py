@@ -1,4 +1,4 @@
-"""Ranks of the examination: started by the plan itself, so that what they see is what a run would see."""
+"""Ranks of the examination. The plan itself starts them, so they see what the ranks of a run would see."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from windlass.run.planning import Run
 
 SCRIPT = "doctor_rank.py"
 _SECONDS = {"quick": 60.0, "default": 180.0, "full": 480.0}
-"""After this a rank that hangs ends itself."""
+"""Seconds after which a hanging rank ends itself."""
 _PATIENCE_S = {"quick": 20.0, "default": 20.0, "full": 240.0}
 _PER_NODE_S = 0.02
 _LOOK_EVERY_S = 1.0
 
 
 class Stopped(KeyboardInterrupt):
-    """Somebody asked the examination to end while ranks were running; they are gone."""
+    """A user asked the examination to end while ranks were running. The ranks have ended."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def examine_ranks(patient: Patient, level: Level) -> list[Finding]:
-    """Start one rank of the examination in the place of each rank of the plan, and judge what they say."""
+    """Start one examination rank for each rank of the plan, and judge the reports."""
     folder = make_folder(str(patient.folder.part("ranks")), patient.folder.path, "ranks")
     try:
         plan, secrets = rank_plan(patient, folder, level)
@@ -70,14 +70,14 @@ def examine_ranks(patient: Patient, level: Level) -> list[Finding]:
 
 
 class _Patience:
-    """Ends the ranks when no message has come for a while: one that hangs keeps all others waiting."""
+    """Ends the ranks when no message has arrived for a while, because one hanging rank keeps all others waiting."""
 
     def __init__(self, plan: Plan, folder: RunFolder, seconds: float) -> None:
         self._plan, self._folder, self._seconds = plan, folder, seconds
         self._said = 0
         self._progress_at = self._looked_at = time.monotonic()
         self.silent_s = 0.0
-        """So long nothing came before the ranks were ended; 0 where they ended by themselves."""
+        """How long the ranks were silent before they were ended. 0 if they ended on their own."""
 
     def look(self, _: StartedJob) -> str | None:
         now = time.monotonic()
@@ -94,7 +94,7 @@ class _Patience:
 
 
 def rank_plan(patient: Patient, folder: RunFolder, level: Level) -> tuple[Plan, Secrets]:
-    """The patient's plan with the examination in the place of the user's command."""
+    """Return the patient's plan with the examination instead of the user's command."""
     plan = patient.plan
     spec = {
         "level": level,
@@ -129,7 +129,7 @@ def rank_plan(patient: Patient, folder: RunFolder, level: Level) -> tuple[Plan, 
         hosts=plan.hosts,
         ranks_per_node=plan.ranks_per_node,
     )
-    if context.seen_paths is not None:  # the script lies elsewhere than the user's
+    if context.seen_paths is not None:  # the script is at another path than the user's
         context = msgspec.structs.replace(context, seen_paths=seen_paths(request, context.site, patient.environ))
     return make_plan(request, context)
 
@@ -150,7 +150,7 @@ def _run(patient: Patient, plan: Plan, secrets: Secrets, folder: RunFolder, pati
 
 
 def read_reports(plan: Plan, folder: RunFolder) -> Reports:
-    """What the ranks said, by rank, in one piece each; a torn message is left out."""
+    """Return the complete reports of the ranks, by rank. Incomplete messages are left out."""
     readers: dict[int, MessageReader] = {}
     found: dict[int, dict[str, Any]] = {}
     for rank, text in rank_logs(plan, folder.path).lines():
@@ -170,8 +170,11 @@ def _comm_lines(folder: RunFolder) -> list[str]:
 def _came_up(
     plan: Plan, folder: RunFolder, record: RunRecord, reports: Reports, hosts: tuple[str, ...], silent_s: float
 ) -> list[Finding]:
-    """Whether every rank of the plan started and answered. Blames the node of the first that failed, or, where they
-    were ended because they hung, the nodes of those that did not answer."""
+    """Check that every rank of the plan started and reported.
+
+    Blames the node of the first rank that failed. If the ranks were ended because they hung, blames the nodes of those
+    that did not report.
+    """
     failure = record.failure
     died = failure is not None and failure.rank is not None and "import_error" not in reports.get(failure.rank, {})
     if len(reports) == plan.world_size and (silent_s or not died):
