@@ -1,6 +1,6 @@
-"""From a request to a plan. Starts and writes nothing.
+"""Create a plan from a request, without starting or writing anything.
 
-Also the run as a value: a plan in its folder, and what it takes to start it.
+Also defines `Run`: a plan in its folder, and everything that is needed to start it.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ class Run:
 
     plan: Plan
     secrets: Secrets
-    """What the plan hides; empty where the folder's file holds it already."""
+    """The values that the plan redacts. Empty if the folder's file already contains them."""
     folder: RunFolder
     context: PlanningContext
     view: OutputView
     environ: Mapping[str, str]
     quiet: bool = False
-    """Nothing about the run itself is noted on the view unless something fails."""
+    """Show only failures on the view, no notes about the run itself."""
 
     @property
     def settings(self) -> Settings:
         return read_settings(self.environ)
 
     def announce(self) -> None:
-        """Note the plan's warnings and its headline on the view."""
+        """Show the plan's warnings and its headline on the view."""
         if self.quiet:
             return
         for remark in self.plan.remarks:
@@ -51,7 +51,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRequest:
-    """A plan, what it hides, the request with the user's defaults filled in, and the context that it was made in."""
+    """A plan, its redacted values, the request with the user's defaults filled in, and the planning context."""
 
     request: Request
     plan: Plan
@@ -60,14 +60,17 @@ class PlannedRequest:
 
 
 def plan_request(request: Request, environ: Mapping[str, str], *, here: bool | None = None) -> PlannedRequest:
-    """The plan of a request, the same whichever command asks: for this machine inside an allocation and where no
-    scheduler rules, else for compute nodes. `here` decides it instead. Starts and writes nothing."""
+    """Plan a request. All commands get the same plan. Starts and writes nothing.
+
+    The plan is for this machine inside an allocation and where there is no scheduler, otherwise for compute nodes.
+    `here` overrides this rule.
+    """
     request, context = gather_context(request, read_settings(environ), environ=environ, here=here)
     return _planned(request, context)
 
 
 def plan_to_run(request: Request, environ: Mapping[str, str], *, allow_login: bool = False) -> PlannedRequest:
-    """The plan of a request that is to run from here, now. Raises `UsageError` on a login node."""
+    """Plan a request that will run from here, now. Raises `UsageError` on a login node."""
     settings = read_settings(environ)
     request, context = gather_context(request, settings, environ=environ, here=True)
     allowed = allow_login or settings.allow_login
@@ -82,7 +85,7 @@ def _planned(request: Request, context: PlanningContext) -> PlannedRequest:
 
 
 def _refuse_login(context: PlanningContext, request: Request, *, allowed: bool) -> None:
-    """On a login node ranks would disturb everybody; where a scheduler rules the nodes, it has to be asked."""
+    """Refuse to run on a login node, where ranks would disturb other users. Ask the scheduler for nodes instead."""
     if context.allocation is not None or request.scheduler == "none" or allowed:
         return
     detection, site = context.detection, context.site

@@ -1,6 +1,6 @@
-"""The progress line of long work: rewritten in place on a terminal, and gone when the work ends.
+"""The progress line of long work: redrawn in place on a terminal, and erased when the work ends.
 
-In a pipe it is silent, or says one line a minute where somebody reads a log.
+In a pipe it prints nothing, or one line a minute if the output is a log.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from windlass.base.notation.style import columns_of, for_terminal
 
 _LOG_EVERY_S = 60.0
 AFTER_S = 2.0
-"""Work that takes no longer shows nothing."""
+"""Work that takes less time shows nothing."""
 _TICK_S = 0.25
 
 
 class Progress:
-    """Shows how far something is. `what` stands before every text."""
+    """Shows the progress of some work. Every text starts with `what`."""
 
     def __init__(
         self, out: TextIO, *, clock: Callable[[], float] = time.monotonic, log_every_s: float | None = _LOG_EVERY_S
@@ -55,12 +55,14 @@ class Progress:
             self._out.write(text)
             self._out.flush()
         except (OSError, ValueError):
-            pass  # nobody looks any more; the work goes on
+            pass  # the reader is gone, but the work continues
 
 
 class Working:
-    """Work without a measure: what is being done and for how long, once it takes longer than `AFTER_S`. A context; at
-    its end, and when it is interrupted, the line is gone."""
+    """Progress of work that has no measure: shows the activity and its duration after `AFTER_S`.
+
+    A context manager. The line is erased at its end and on interruption.
+    """
 
     def __init__(self, out: TextIO, text: str, *, after_s: float = AFTER_S) -> None:
         self._progress = Progress(out, log_every_s=None)
@@ -73,11 +75,11 @@ class Working:
         self._thread = threading.Thread(target=self._draw, daemon=True)
 
     def tell(self, text: str) -> None:
-        """What is being done now."""
+        """Set the current activity."""
         self._text = text
 
     def clear(self) -> None:
-        """Make room for a line; the next tick draws again."""
+        """Erase the line to print another one. The next tick draws it again."""
         self._progress.clear()
 
     def __enter__(self) -> Working:

@@ -1,4 +1,4 @@
-"""A node of the allocation, seen from outside of it (`salloc` on a login node): its topology and the ports in use."""
+"""Probe a node of the allocation from outside of it (`salloc` on a login node): its topology and its used ports."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _PROBE_S = 60.0
 
 
 class NodeProbe(msgspec.Struct, frozen=True, kw_only=True):
-    """What the node said."""
+    """The answer of the node."""
 
     topology: Topology
     taken_ports: tuple[int, ...]
 
 
 def probe_node(host: str, launcher: str, site: LauncherSpec, environ: Mapping[str, str]) -> NodeProbe:
-    """Run the probe on that node, which need not have windlass. Raises `MachineError` where it cannot."""
-    from windlass.agents.step import Question, ask_step  # here: most plans look at no other node
+    """Run the probe on that node, which needs no windlass installation. Raises `MachineError` if it fails."""
+    from windlass.agents.step import Question, ask_step  # imported here: most plans probe no other node
 
     question = Question(entry="windlass.node.probe.main:main", purpose="look", deadline_s=_PROBE_S)
     spec = NodeStepSpec(

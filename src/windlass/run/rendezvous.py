@@ -1,6 +1,8 @@
-"""Rendezvous resolved before the ranks start: an address that resolves and a port that is free on node 0.
+"""Resolve the rendezvous before the ranks start: an address that resolves and a port that is free on node 0.
 
-A wrong address or a taken port shows as a hang of all ranks until a time-out; here it is an error with a name."""
+Otherwise a wrong address or a port in use would make all ranks hang until a time-out. Here it is an error that names
+the cause.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from windlass.model.plan import Plan
 from windlass.plan.render.variables import JobFacts
 
 if TYPE_CHECKING:
-    from windlass.run.planning import Run  # `windlass plan` comes by here and has no run
+    from windlass.run.planning import Run  # imported for types only: `windlass plan` uses this module without a run
 
 _RESOLVE_TIMEOUT_S = 5.0
 _PORT_TRIES = 200
@@ -28,13 +30,15 @@ LOOPBACK = "127.0.0.1"
 
 
 def plan_hosts(plan: Plan) -> tuple[str, ...]:
-    """The hosts of a plan, in the order of its nodes; this machine where it names none."""
+    """Return the hosts of a plan, in the order of its nodes. This machine if the plan names none."""
     return expand_hostlist(plan.hosts) if plan.hosts else (socket.gethostname().split(".", 1)[0],)
 
 
 def resolve_rendezvous(run: Run, hosts: tuple[str, ...], start_id: str) -> JobFacts:
-    """Address and port, checked before any rank starts: on this node, or as the first node told us. Each start has a
-    port of its own: the last one's may still be held."""
+    """Return address and port, checked on this node or by the first node before any rank starts.
+
+    Each start has a new port, because the port of the last start may still be in use.
+    """
     plan, folder = run.plan, run.folder
     free = is_free if run.context.on_node else lambda port: port not in run.context.taken_ports
     allocation = run.context.allocation
@@ -50,7 +54,7 @@ def resolve_rendezvous(run: Run, hosts: tuple[str, ...], start_id: str) -> JobFa
 
 
 def master_address(plan: Plan, hosts: tuple[str, ...], environ: Mapping[str, str]) -> str:
-    """The address of the first host by the site's rule. Raises `MachineError` where no name of it resolves."""
+    """Return the address of the first host by the site's rule. Raises `MachineError` if no name of it resolves."""
     if plan.nodes == 1 or not hosts:
         return LOOPBACK
     rule = plan.rendezvous
@@ -68,23 +72,25 @@ def master_address(plan: Plan, hosts: tuple[str, ...], environ: Mapping[str, str
 
 
 def host_addresses(plan: Plan, hosts: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """All hosts by the names or addresses under which they find each other, found as that of the first one is for the
-    ranks; by the site's rule where nothing resolves."""
+    """Return the names or addresses by which the hosts reach each other.
+
+    The method is the same as for the first host's address. If nothing resolves, the names follow the site's rule.
+    """
     found = _resolvable(plan, hosts, environ) if len(hosts) > 1 else None
     return found or named_hosts(plan, hosts)
 
 
 def named_hosts(plan: Plan, hosts: tuple[str, ...]) -> tuple[str, ...]:
-    """The hosts by their names on the fabric, by the site's rule."""
+    """Return the fabric names of the hosts, by the site's rule."""
     return tuple(_by_rule(plan, host) for host in hosts)
 
 
 def _resolvable(plan: Plan, hosts: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The hosts by the first kind of name under which the first one resolves; None where none does."""
+    """Return the hosts under the first kind of name that resolves for the first host. None if none resolves."""
     named = named_hosts(plan, hosts)
     for candidates in (
         (named, hosts) if not plan.rendezvous.suffix else (named,)
-    ):  # with a suffix, only the fabric will do
+    ):  # with a suffix, only the fabric name is valid
         if _is_address(candidates[0]) or resolves(candidates[0]):
             return candidates
     told = _ask_scheduler(plan, hosts, environ)
@@ -99,7 +105,7 @@ def _by_rule(plan: Plan, host: str) -> str:
 
 
 def _is_address(host: str) -> bool:
-    """Given with --hosts: no part of it is a name."""
+    """Return whether the host is an IP address (from --hosts), which has no short name."""
     return host.replace(".", "").isdecimal()
 
 
@@ -116,7 +122,7 @@ def _ask_scheduler(plan: Plan, hosts: tuple[str, ...], environ: Mapping[str, str
 
 
 def resolves(name: str) -> bool:
-    """Whether a name has an address. A resolver that does not answer counts as no after a few seconds."""
+    """Return whether a name has an address. A resolver that does not answer within a few seconds counts as no."""
     answer: list[bool] = []
 
     def ask() -> None:
@@ -131,8 +137,8 @@ def resolves(name: str) -> bool:
 
 
 def interface_address(name: str) -> str | None:
-    """The IPv4 address of an interface of this machine."""
-    import fcntl  # here: only where a site publishes addresses
+    """Return the IPv4 address of an interface of this machine."""
+    import fcntl  # imported here: needed only if a site publishes addresses
     import struct
 
     siocgifaddr = 0x8915
@@ -143,13 +149,13 @@ def interface_address(name: str) -> str | None:
 
 
 def is_this_host(host: str, environ: Mapping[str, str]) -> bool:
-    """Whether we are on this host; Slurm may call it by another name than it calls itself."""
+    """Return whether this process runs on that host. Slurm's name may differ from the host's own name."""
     mine = {environ.get("SLURMD_NODENAME", ""), socket.gethostname()}
     return host.split(".", 1)[0] in {name.split(".", 1)[0] for name in mine if name}
 
 
 def master_port(plan: Plan, job_id: str | None, run_id: str, free: Callable[[int], bool]) -> int:
-    """The port by the job id, moved on while it is taken on node 0, which `free` tells."""
+    """Return the port derived from the job id, or the next port that is free on node 0. `free` checks a port."""
     rule = plan.rendezvous
     if rule.fixed_port is not None:
         if not free(rule.fixed_port):
@@ -170,7 +176,7 @@ def master_port(plan: Plan, job_id: str | None, run_id: str, free: Callable[[int
 
 
 def is_free(port: int) -> bool:
-    """Whether something could listen on this port of this machine now."""
+    """Return whether a process could listen on this port of this machine now."""
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:

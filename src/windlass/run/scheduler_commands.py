@@ -1,5 +1,7 @@
-"""Where the scheduler's own commands are found (PATH, then the folder that its configuration names), and questions to
-the scheduler about nodes, limits and accounts."""
+"""Find the scheduler's commands, and ask the scheduler about nodes, limits and accounts.
+
+The commands are searched in PATH, then in the folder that the scheduler's configuration names.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,14 @@ from windlass.node.sys.reading import read_text
 
 _ASK_TIMEOUT_S = 15.0
 _CHECK_TIMEOUT_S = 2.0
-"""Of a question whose answer only saves the user a refusal."""
+"""Timeout of a query that only warns the user about a likely refusal."""
 
 
 def scheduler_environ(scheduler: Scheduler, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for the scheduler's commands. Its folder comes last: PBS's holds an mpiexec of its own."""
+    """Return the environment for the scheduler's commands.
+
+    Its folder comes last: the PBS folder contains an mpiexec.
+    """
     folder = scheduler.program_folder(environ, lambda path: read_text(path, errors="surrogateescape", follow=True))
     path = environ.get("PATH", "/usr/bin:/bin")
     if folder is None or folder in path.split(":"):
@@ -37,8 +42,10 @@ def scheduler_environ(scheduler: Scheduler, environ: Mapping[str, str]) -> dict[
 def ask_status(
     scheduler: Scheduler, job_id: str, environ: Mapping[str, str], timeout_s: float, *, from_job: bool = False
 ) -> JobStatus:
-    """What the scheduler says of a job. `from_job`: this process runs in a job of that scheduler. Raises
-    `WindlassError` where its command cannot be run."""
+    """Ask the scheduler for the status of a job.
+
+    `from_job`: this process runs in a job of that scheduler. Raises `WindlassError` if the command cannot be run.
+    """
     argv = scheduler.status_argv(job_id)
     if from_job:
         argv = scheduler.outside_argv(argv, environ)
@@ -47,13 +54,13 @@ def ask_status(
 
 
 def require_submit_program(plan: Plan, environ: Mapping[str, str]) -> None:
-    """Raises `MachineError` where there is nothing here to submit with."""
+    """Raise `MachineError` if the submit command is not installed here."""
     program = get_scheduler(plan.scheduler).submit_command[0]
     _require(plan, environ, program, f"{program} is not here, so nothing was submitted", "the script")
 
 
 def require_interactive_program(plan: Plan, environ: Mapping[str, str]) -> None:
-    """Raises `MachineError` where there is nothing here to ask for an allocation with."""
+    """Raise `MachineError` if the command for interactive allocations is not installed here."""
     program = get_scheduler(plan.scheduler).interactive_program[0]
     _require(plan, environ, program, f"{program} is not here, so there is no allocation", "the command")
 
@@ -72,7 +79,7 @@ def _require(plan: Plan, environ: Mapping[str, str], program: str, problem: str,
 
 
 def with_seen_mpi(request: Request, site: Site, environ: Mapping[str, str]) -> tuple[Site, Finding | None]:
-    """The site with the launcher of the mpiexec that is here, where nobody has said which MPI a PBS cluster has."""
+    """Return the site with the launcher of the mpiexec found here, if a PBS cluster has no configured MPI."""
     guessed = site.origin_of("launcher.kind").grade == "derived" and not request.launcher
     if not guessed or (request.scheduler or site.file.scheduler.kind) != "pbs":
         return site, None
@@ -96,8 +103,10 @@ def with_seen_mpi(request: Request, site: Site, environ: Mapping[str, str]) -> t
 
 
 def busy_hosts(request: Request, allocation: Allocation, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Nodes of the allocation on which another run is, where the request leaves a choice: a step that shares a node
-    would wait for it. None where the scheduler does not answer."""
+    """Return the nodes of the allocation that another run uses, if the request can use others.
+
+    A step on a shared node would wait for the other run. Empty if the scheduler does not answer.
+    """
     if request.hosts or not request.nodes or request.nodes >= len(allocation.hosts):
         return ()
     scheduler = get_scheduler(allocation.scheduler)
@@ -112,19 +121,21 @@ def busy_hosts(request: Request, allocation: Allocation, environ: Mapping[str, s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerAnswers:
-    """What the scheduler says of a cluster of which no file tells it."""
+    """The scheduler's answers about a cluster that no site file describes."""
 
     offers: tuple[PartitionOffer, ...] = ()
     queues: tuple[QueueSpec, ...] = ()
     accounts: tuple[str, ...] = ()
     remarks: tuple[Finding, ...] = ()
     seen_mpi: tuple[Site, Finding | None] | None = None
-    """As `with_seen_mpi` says, where it was asked meanwhile."""
+    """The result of `with_seen_mpi`, if it was determined in the same call."""
 
 
 def ask_scheduler(site: Site, request: Request, environ: Mapping[str, str]) -> SchedulerAnswers:
-    """Ask the scheduler for nodes, limits and accounts, and mpiexec for its version, all at the same time. A question
-    that is not answered leaves its part empty, and a remark where it matters."""
+    """Ask the scheduler for nodes, limits and accounts, and mpiexec for its version, all in parallel.
+
+    An unanswered query leaves its part empty and adds a remark if the part matters.
+    """
     scheduler = get_scheduler(request.scheduler or site.file.scheduler.kind)
     found = scheduler_environ(scheduler, environ)
     offers_argv = scheduler.offers_argv()
@@ -134,7 +145,7 @@ def ask_scheduler(site: Site, request: Request, environ: Mapping[str, str]) -> S
     accounts_argv = scheduler.accounts_argv(user) if user and request.account else None
 
     def ask(argv: tuple[str, ...] | None, timeout_s: float) -> str | WindlassError | None:
-        """What a command prints, or its failure; None where it is not here."""
+        """Return the output of a command, or its failure. None if the command is not installed here."""
         if argv is None or not which(argv[0], found):
             return None
         try:
@@ -142,7 +153,7 @@ def ask_scheduler(site: Site, request: Request, environ: Mapping[str, str]) -> S
         except WindlassError as error:
             return error
 
-    from concurrent.futures import ThreadPoolExecutor  # here: rarely needed, and not free
+    from concurrent.futures import ThreadPoolExecutor  # imported here: rarely needed, and slow to import
 
     with ThreadPoolExecutor() as pool:
         mpi = pool.submit(with_seen_mpi, request, site, environ)

@@ -1,4 +1,4 @@
-"""Reads the user's script without running it: what it imports, and whether its ranks would train as one job."""
+"""Read the user's script without running it: its imports, and whether its ranks would train as one job."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from windlass.node.sys.reading import read_bytes
 _MAX_BYTES = 1 << 20
 _MAX_MODULES = 50
 _JOINS = re.compile(rb"distributed|rank|windlass|parallel|mpi|nccl|gloo", re.IGNORECASE)
-"""A script without any of these does not ask which of several processes it is."""
+"""A script that contains none of these does not check which of several processes it is."""
 _LEAVES = frozenset(
     {"torch", "torchvision", "torchaudio", "numpy", "scipy", "pandas", "sklearn", "matplotlib", "PIL", "cv2", "tqdm"}
     | {"yaml", "wandb", "tensorboard", "einops", "rich", "click", "h5py", "datasets", "tokenizers", "tiktoken"}
 )
-"""Packages that join no process group by themselves."""
+"""Packages that do not join a process group."""
 
 
 class Script(NamedTuple):
     imports: frozenset[str] = frozenset()
-    """Top-level names of what it and the modules in its folder import."""
+    """Top-level names of the imports of the script and of the modules in its folder."""
     trains_alone: bool = False
     """It trains with torch and certainly joins no process group."""
 
@@ -46,8 +46,10 @@ def read_script(request: Request) -> Script:
 
 
 def script_imports(request: Request) -> tuple[str, ...] | None:
-    """Top-level names of packages that the script imports, in its order, without those of its folder and of Python.
-    None where they are not known."""
+    """Return the top-level names of the packages that the script imports, in order. None if unknown.
+
+    Modules in the script's folder and in the standard library are left out.
+    """
     if request.kind == "module":
         return (request.command[0].split(".", 1)[0],)
     if request.kind != "script" or not request.command:
@@ -61,7 +63,7 @@ def script_imports(request: Request) -> tuple[str, ...] | None:
 
 
 def _read(path: Path) -> bytes:
-    """Empty where it cannot be read: the ranks will say why."""
+    """Return the content of a file. Empty if it cannot be read: the ranks will report the reason."""
     try:
         return read_bytes(path, _MAX_BYTES, follow=True)
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""The archive of a self-test, which is sent to strangers: of the user's own variables it holds no values, but for those
-of the collective libraries.
+"""Compare a plan with what the ranks of its self-test saw, and write the archive of the self-test.
 
-What a self-test showed: the plan held against what its ranks saw.
+The archive is for people outside the project. It contains no values of the user's variables, except those of the
+collective libraries.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from windlass.run.folder import RunFolder, read_plan
 
 
 def reports(plan: Plan, folder: RunFolder) -> list[dict[str, object]]:
-    """What the ranks said, by rank. A rank with a torn message has not reported."""
+    """Return the reports of the ranks, by rank. A rank with an incomplete message has not reported."""
     found = read_messages(text for _, text in rank_logs(plan, folder.path).lines())
     return sorted(found, key=lambda report: int(report["rank"]))
 
 
 def judge(plan: Plan, folder: RunFolder) -> list[Finding]:
-    """The plan held against what the ranks saw."""
+    """Compare the plan with what the ranks saw."""
     said = reports(plan, folder)
     findings = [_finding("ranks", len(said) == plan.world_size, f"{len(said)} of {plan.world_size} reported")]
     planned = {rank.local_rank: rank.cpus for rank in plan.binding.ranks}
@@ -61,7 +61,7 @@ def _finding(kind: str, right: bool, evidence: str) -> Finding:
 
 
 def _transport(folder: RunFolder, answers: list[dict[str, object]]) -> str:
-    """What moved the bytes, from the collective library's own log where there is one."""
+    """Return which transport moved the bytes, from the collective library's log if it exists."""
     for file in sorted(folder.part("comm").iterdir()):
         for line in read_text(file, within=folder.path, errors="replace").splitlines():
             if "Using network" in line:
@@ -79,8 +79,11 @@ def write_bundle(
     environ: Mapping[str, str],
     given: Iterable[tuple[str, str]] = (),
 ) -> None:
-    """One archive with the plan, the scripts, what ranks said and what was made of it. Secrets of `environ` and `given`
-    (--env) are nowhere in it, whoever said them: a library's error may hold any variable."""
+    """Write one archive with the plan, the scripts, the reports of the ranks and the findings.
+
+    It contains no secret of `environ` and `given` (--env) from any source, because a library's error message may
+    contain any variable.
+    """
     plan = read_plan(folder.path)
     about: dict[str, object] = {
         "windlass": windlass.__version__,
@@ -89,7 +92,7 @@ def write_bundle(
     }
     try:
         about["seen"] = msgspec.to_builtins(_without_people(ask_cluster(environ)))
-    except WindlassError as error:  # what the ranks said is worth sending without it
+    except WindlassError as error:  # the reports of the ranks are useful without it
         about["not_seen"] = str(error)
     files = {
         "report.json": json.dumps(about, indent=1),
@@ -113,7 +116,7 @@ _PEOPLE = re.compile(
 
 
 def _without_people(seen: ClusterAnswers) -> ClusterAnswers:
-    """What a cluster showed, without the names of accounts, groups and users."""
+    """Return the cluster's answers without the names of accounts, groups and users."""
 
     def hide(found: re.Match[str]) -> str:
         return f"{found[1]}hidden" if found[1] else f'{found[2]}"hidden"'

@@ -1,8 +1,8 @@
-"""Signals that reach windlass while a run goes on: requests to stop, and those that are meant for the ranks.
+"""Signals that windlass receives during a run: requests to stop, and signals for the ranks.
 
-Also the guard, which cleans up after a windlass that was killed (SIGKILL, no memory). The kernel then ends the ranks
-(`pdeathsig`), but not their children: loader workers, servers, daemons with a session of their own. The guard is a fork
-that reads a pipe. When the pipe closes without a byte, windlass has died, and the guard kills every process with the
+Also the guard, which cleans up after a windlass that was killed (SIGKILL, out of memory). The kernel then ends the
+ranks (`pdeathsig`), but not their children: loader workers, servers, daemons in a separate session. The guard is a fork
+that reads a pipe. If the pipe closes without a byte, windlass has died, and the guard kills every process with the
 run's mark in its environment.
 """
 
@@ -19,14 +19,17 @@ from windlass.node.sys.identity import kill_marked
 
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM)
 _NOT_A_PERSON = (signal.SIGHUP, signal.SIGALRM)
-"""Flux sends both at a time limit, and a hang-up after SIGTERM where it cancels: nobody has lost patience."""
+"""Flux sends both at a time limit, and SIGHUP after SIGTERM when it cancels.
+
+Neither is a second request by a person.
+"""
 _FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Schedulers send them before the time is up; windlass itself would die of them."""
+"""Schedulers send these before the time limit. Without a handler they would kill windlass."""
 
 
 @dataclass(slots=True)
 class Heard:
-    """What has arrived so far, oldest first. `wakeup` becomes readable when something does."""
+    """Signals received so far, oldest first. `wakeup` becomes readable when one arrives."""
 
     wakeup: int
     stops: list[signal.Signals] = field(default_factory=list)
@@ -34,17 +37,17 @@ class Heard:
 
     @property
     def time_up(self) -> bool:
-        """The scheduler says that the time of the allocation is over."""
+        """Whether the scheduler has signalled the end of the allocation's time."""
         return signal.SIGALRM in self.stops
 
     @property
     def stopped_by(self) -> signal.Signals | None:
-        """What asked to stop: the end of the allocation's time, else what came first."""
+        """The signal that requested the stop: the end of the allocation's time, otherwise the first one."""
         return signal.SIGALRM if self.time_up else self.stops[0] if self.stops else None
 
     @property
     def impatient(self) -> bool:
-        """Whoever asked to stop has asked again."""
+        """Whether a person has requested the stop again."""
         return sum(sig not in _NOT_A_PERSON for sig in self.stops) > 1
 
 
@@ -53,8 +56,11 @@ _open: list[Heard] = []
 
 @contextlib.contextmanager
 def listening() -> Iterator[Heard]:
-    """Collects signals instead of dying of them, until the block ends. A block inside of another one shares its
-    signals. One that was ignored before (`nohup`, a background command of a script) stays ignored."""
+    """Collect signals instead of dying from them, until the block ends.
+
+    A nested block shares the signals of the outer one. A signal that was ignored before (`nohup`, a background command
+    of a script) stays ignored.
+    """
     if _open:
         yield _open[-1]
         return
@@ -86,8 +92,11 @@ _ORDERLY_END = b"."
 
 @contextlib.contextmanager
 def guarded(mark: str, clean: Callable[[], None]) -> Iterator[None]:
-    """While the block runs, a guard waits for our death; then it kills all processes of this user whose environment
-    holds `mark` (as in NAME=value), and calls `clean`. To be entered before there are threads or children."""
+    """Run a guard process during the block, which cleans up if this process is killed.
+
+    The guard then kills all processes of this user whose environment contains `mark` (in the form NAME=value), and
+    calls `clean`. Enter the block before there are threads or children.
+    """
     reader, writer = os.pipe2(os.O_CLOEXEC)
     guard = os.fork()
     if guard == 0:
@@ -97,7 +106,7 @@ def guarded(mark: str, clean: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(BrokenPipeError):  # somebody has killed it
+        with contextlib.suppress(BrokenPipeError):  # the guard was killed
             os.write(writer, _ORDERLY_END)
         os.close(writer)
         _collect(guard)
@@ -111,7 +120,7 @@ def _collect(pid: int) -> None:
 
 
 def _wait_and_clear(reader: int, mark: bytes, clean: Callable[[], None]) -> None:
-    """The guard's whole life. It must hold none of our streams: who reads them waits for their end."""
+    """Main function of the guard. It must not keep our streams open, because readers wait for their end."""
     try:
         for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(sig, signal.SIG_IGN)

@@ -1,5 +1,6 @@
-"""Submissions: the batch script in its run folder, handed to the scheduler. Also interactive allocations, which ask for
-the nodes of the same plan.
+"""Submit jobs: write the batch script to its run folder and pass it to the scheduler.
+
+Also interactive allocations, which request the nodes of the same plan.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ from windlass.run.trust import carry_file_key, key_digest, plan_digest
 
 _SUBMIT_TIMEOUT_S = 60.0
 _LOOK_S = 8.0
-"""A scheduler looks at a new job within seconds, and says why it waits."""
+"""A scheduler examines a new job within seconds, and reports why it waits."""
 _REASON_S = 1.5
-"""The first reason may be another one than that of the scheduler's first look."""
+"""The first reason may differ from the reason after the scheduler's first pass."""
 _EVERY_S = 0.3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submission:
-    """A batch script in its run folder. `job_id` is None until the scheduler has it."""
+    """A batch script in its run folder. `job_id` is None until the scheduler has accepted it."""
 
     plan: Plan
     folder: RunFolder
@@ -56,7 +57,7 @@ class Submission:
 
 
 def print_submission(request: Request, environ: Mapping[str, str], *, standalone: bool = False) -> tuple[Plan, str]:
-    """A plan and a batch script of it that needs no run folder: it can be submitted as it is. Writes nothing."""
+    """Return a plan and a batch script that needs no run folder and can be submitted unchanged. Writes nothing."""
     request = _standalone_request(request, standalone)
     runs_dir, name = read_settings(environ).runs_dir, run_name(request)
     path = str(folder_path(request.run_dir, runs_dir, name))
@@ -64,7 +65,7 @@ def print_submission(request: Request, environ: Mapping[str, str], *, standalone
     if standalone:
         return plan, standalone_script(plan, path, log=False)
     folder = quote(path)
-    if not request.run_dir:  # each job of this script has a folder of its own
+    if not request.run_dir:  # each job of this script has a separate folder
         by_job = f'-"${{{get_scheduler(plan.scheduler).job_id_variable}:-$$}}"'
         folder = quote(str(folder_path(str(runs_dir / name), runs_dir, name))) + by_job
     data = plan_to_json(plan)
@@ -73,8 +74,10 @@ def print_submission(request: Request, environ: Mapping[str, str], *, standalone
 
 
 def prepare_submission(request: Request, environ: Mapping[str, str], *, standalone: bool = False) -> Submission:
-    """A run folder with the plan and the batch script, not submitted yet. Makes nothing where the request is wrong,
-    or where there is nothing to submit with."""
+    """Create a run folder with the plan and the batch script, without submitting it.
+
+    Creates nothing if the request is invalid or if the submit command is missing.
+    """
     request = _standalone_request(request, standalone)
     settings, name = read_settings(environ), run_name(request)
     planned = plan_job(request, environ)
@@ -82,7 +85,7 @@ def prepare_submission(request: Request, environ: Mapping[str, str], *, standalo
     require_submit_program(plan, environ)
     _script(
         plan, str(folder_path(request.run_dir, settings.runs_dir, name)), standalone
-    )  # raises what is wrong with it
+    )  # raises an error if the request is invalid
     folder = make_folder(request.run_dir, settings.runs_dir, name, state_dir=settings.state_dir)
     folder.claim()
     if plan.keep_caches:
@@ -93,21 +96,24 @@ def prepare_submission(request: Request, environ: Mapping[str, str], *, standalo
 
 
 def write_batch_file(plan: Plan, folder: RunFolder, *, standalone: bool = False) -> Path:
-    """Write the batch script of a run into its folder."""
+    """Write the batch script of a run to its folder."""
     text = _script(plan, str(folder.path), standalone, key_digest(folder.path))
     return folder.write_signed(BATCH_FILE, text.encode("utf-8", "surrogateescape"), mode=0o700)
 
 
 def submit(prepared: Submission, environ: Mapping[str, str]) -> Submission:
-    """Hand it to the scheduler; returns it with the job's id, which is saved in the folder. Of a job that was refused
-    nothing is left; where the scheduler gave no answer, or none that we know, the folder stays and says so."""
+    """Submit the script to the scheduler. Returns the submission with the job id, which is saved in the folder.
+
+    If the job is refused, everything is removed. If the scheduler gives no answer or an unknown one, the folder remains
+    and records the failure.
+    """
     try:
         job_id = submit_script(prepared.plan, str(prepared.script), environ)
     except UsageError:
         prepared.folder.discard()
         raise
     except BaseException as error:
-        prepared.folder.forget_secrets()  # no job will come for them
+        prepared.folder.forget_secrets()  # no job will use them
         prepared.folder.failed("submit", error)
         raise
     prepared.folder.write("job_id", job_id + "\n")
@@ -115,8 +121,10 @@ def submit(prepared: Submission, environ: Mapping[str, str]) -> Submission:
 
 
 def why_never_starts(submitted: Submission, environ: Mapping[str, str]) -> str:
-    """Why the scheduler will never start this job, in its own words; empty where it may, or where it does not say. Asks
-    until the scheduler has looked at the job, which takes seconds at most."""
+    """Return the scheduler's reason why this job will never start. Empty if it may start or if there is no reason.
+
+    Polls until the scheduler has examined the job, which takes a few seconds at most.
+    """
     scheduler, began = get_scheduler(submitted.plan.scheduler), time.monotonic()
     while (passed := time.monotonic() - began) < _LOOK_S:
         try:
@@ -132,8 +140,10 @@ def why_never_starts(submitted: Submission, environ: Mapping[str, str]) -> str:
 
 
 def submit_script(plan: Plan, script: str, environ: Mapping[str, str], *, from_job: bool = False) -> str:
-    """Submit and return the job id. A refusal is an error in words, with what to do about it. `from_job`: this is a
-    job, and the new one goes to the scheduler that runs it."""
+    """Submit and return the job id. A refusal raises an error with a hint.
+
+    `from_job`: this process is a job, and the new job goes to the scheduler that runs it.
+    """
     scheduler = get_scheduler(plan.scheduler)
     require_submit_program(plan, environ)
     argv = scheduler.submit_argv(script)
@@ -146,7 +156,7 @@ def submit_script(plan: Plan, script: str, environ: Mapping[str, str], *, from_j
 
 
 def _standalone_request(request: Request, standalone: bool) -> Request:
-    """The request as a script without windlass can do it: a container stays as it is, because nobody looks at nodes."""
+    """Return the request for a script without windlass. A container is not changed, because no node is probed."""
     if not standalone:
         return request
     if request.host_libs not in {None, "none"}:
@@ -170,7 +180,7 @@ def _standalone_request(request: Request, standalone: bool) -> Request:
 
 
 def plan_job(request: Request, environ: Mapping[str, str]) -> PlannedRequest:
-    """The plan of a job for the site's scheduler. Raises `UsageError` for one that it would refuse. Writes nothing."""
+    """Plan a job for the site's scheduler. Raises `UsageError` for a job that it would refuse. Writes nothing."""
     planned = plan_request(request, environ, here=False)
     plan = planned.plan
     if plan.scheduler == "none":
@@ -192,7 +202,7 @@ def _script(plan: Plan, run_dir: str, standalone: bool, signed_by: str = "") -> 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InteractiveAllocation:
-    """A plan of one's nodes and the command that asks for them."""
+    """A plan for an allocation and the command that requests it."""
 
     plan: Plan
     arguments: tuple[Argument, ...]
@@ -207,7 +217,7 @@ class InteractiveAllocation:
 def plan_allocation(
     request: Request, environ: Mapping[str, str], command: tuple[str, ...] = ()
 ) -> InteractiveAllocation:
-    """The allocation of a request, which is not asked for yet. `command` runs in the place of a shell."""
+    """Return the allocation of a request, without requesting it. `command` replaces the interactive shell."""
     plan = plan_job(request, environ).plan
     scheduler = get_scheduler(plan.scheduler)
     return InteractiveAllocation(
@@ -218,7 +228,7 @@ def plan_allocation(
 
 
 def enter_allocation(allocation: InteractiveAllocation, environ: Mapping[str, str]) -> NoReturn:
-    """Turn this process into the scheduler's command: the terminal is its own, and its exit code is ours."""
+    """Replace this process with the scheduler's command, which takes over the terminal and the exit code."""
     scheduler = get_scheduler(allocation.plan.scheduler)
     if scheduler.in_allocation(environ) and not scheduler.nests:
         raise UsageError(

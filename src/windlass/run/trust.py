@@ -32,7 +32,7 @@ SIGNATURE_FILE = "signature.json"
 SIGNED_FILES = ("plan.json", "agents.json", "batch.sh")
 _SECRET_BYTES = 32
 _MAX_PLANS = 1000
-"""Digests of plans that are remembered."""
+"""Maximum number of plan digests that are stored."""
 
 
 class Signature(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,10 +41,10 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
     key: str
     seal: str = ""
-    """Empty where this user's secret could not be read."""
+    """Empty if this user's secret could not be read."""
     files: dict[str, str] = {}
     file_key: str = ""
-    """Signs the kept caches of this run where its job does not see the secret."""
+    """Signs the kept caches of this run if its job cannot see the secret."""
 
 
 class NotTrustedError(UsageError):
@@ -60,7 +60,7 @@ class NotTrustedError(UsageError):
 
 
 def seal_folder(folder: Path, state_dir: Path) -> None:
-    """Give a folder that this process made a new key. Without a usable state folder the key has no seal."""
+    """Give a folder that this process created a new key. Without a usable state folder the key has no seal."""
     key = secrets.token_hex(_SECRET_BYTES)
     secret = _secret(state_dir, create=True)
     _write(folder, Signature(key=key, seal=_seal(folder, key, secret) if secret else ""))
@@ -75,7 +75,7 @@ def sign_file(folder: Path, name: str, data: bytes) -> None:
 
 
 def key_digest(folder: Path) -> str:
-    """What a batch script carries to prove the key of its run folder; empty where the folder has no key."""
+    """Return the digest with which a batch script proves the key of its run folder. Empty if the folder has no key."""
     found = _read(folder)
     return hashlib.sha256(found.key.encode()).hexdigest() if found is not None else ""
 
@@ -84,10 +84,11 @@ def key_digest(folder: Path) -> str:
 
 
 def require_trust(folder: Path, state_dir: Path, *, signed_by: str = "") -> None:
-    """Return where this user made the run folder and its signed files are unchanged; else `NotTrustedError`.
+    """Check that this user made the run folder and that its signed files are unchanged. Raises `NotTrustedError`.
 
-    `signed_by` is a digest of the folder's key that comes from a trusted place, as the batch script of the job. On
-    return only this user can write in the folder."""
+    `signed_by` is a digest of the folder's key from a trusted source, such as the batch script of the job. On return,
+    only this user can write to the folder.
+    """
     found = _read(folder)
     why = _why_no_seal(folder, found, state_dir, signed_by)
     if why or found is None:
@@ -103,23 +104,26 @@ def require_trust(folder: Path, state_dir: Path, *, signed_by: str = "") -> None
 
 
 def is_own_folder(folder: Path, state_dir: Path) -> bool:
-    """Whether this user's windlass made this folder."""
+    """Return whether this user's windlass made this folder."""
     return not _why_no_seal(folder, _read(folder), state_dir, "")
 
 
 def plan_digest(data: bytes) -> str:
-    """What a batch script that contains a plan carries to prove that nothing in the plan was changed."""
+    """Return the digest with which a batch script that contains a plan proves that the plan is unchanged."""
     return hashlib.sha256(data).hexdigest()
 
 
 def require_plan_trust(file: Path, data: bytes, state_dir: Path) -> None:
-    """Return where this user has trusted the plan in `data`, of a file in no run folder; else `NotTrustedError`."""
+    """Check that this user has trusted the plan in `data`, from a file outside a run folder.
+
+    Raises `NotTrustedError`.
+    """
     if plan_digest(data) not in _trusted_plans(state_dir):
         raise NotTrustedError(file, "you have not trusted this plan")
 
 
 def require_plan_digest(data: bytes, signed_by: str) -> None:
-    """Return where the batch script that contains this plan carries its digest; else `UsageError`."""
+    """Check that the batch script that contains this plan also contains its digest. Raises `UsageError`."""
     if not _same(signed_by, plan_digest(data)):
         raise UsageError(
             "--plan -: the digest of this plan is not that of --signed-by: one of them was changed",
@@ -128,7 +132,7 @@ def require_plan_digest(data: bytes, signed_by: str) -> None:
 
 
 def signed_content(folder: Path) -> dict[str, bytes]:
-    """The files of a run folder that are signed, by their names."""
+    """Return the signed files of a run folder, by their names."""
     found = {}
     for name in SIGNED_FILES:
         try:
@@ -141,15 +145,17 @@ def signed_content(folder: Path) -> dict[str, bytes]:
 
 
 def carry_file_key(folder: Path, path: Path, state_dir: Path) -> None:
-    """Store in this run folder what its job needs to check and to sign this one file."""
+    """Store in this run folder the key with which its job can check and sign this one file."""
     found, key = _read(folder), _file_key(folder, path, state_dir, create=True)
     if found is not None and key is not None:
         _write(folder, msgspec.structs.replace(found, file_key=key.hex()))
 
 
 def seal_file(path: Path, folder: Path, state_dir: Path) -> None:
-    """Sign a file that this run made: kept caches, which are too large to be read once more. Does nothing where there
-    is no such file, or neither a usable state folder nor a key in the run folder."""
+    """Sign a file that this run made: kept caches, which are too large to be read again.
+
+    Does nothing if the file does not exist, or if there is neither a usable state folder nor a key in the run folder.
+    """
     key = _file_key(folder, path, state_dir, create=True)
     with contextlib.suppress(OSError):
         if key is not None and _is_private_file(path.lstat()):
@@ -157,7 +163,10 @@ def seal_file(path: Path, folder: Path, state_dir: Path) -> None:
 
 
 def why_no_file_seal(path: Path, folder: Path, state_dir: Path) -> str:
-    """Why no `seal_file` of this user signed this file as it is now; empty where one did."""
+    """Return why the current version of this file has no valid `seal_file` signature of this user.
+
+    Empty if it has one.
+    """
     key = _file_key(folder, path, state_dir)
     if key is None:
         return f"windlass cannot check it without your secret in {state_dir}"
@@ -171,8 +180,10 @@ def why_no_file_seal(path: Path, folder: Path, state_dir: Path) -> str:
 
 
 def trust_folder(folder: Path, content: Mapping[str, bytes], state_dir: Path) -> None:
-    """Sign these files of a run folder, which the user has seen and trusts. Raises `UsageError` where the folder is
-    another user's, who could change it afterwards."""
+    """Sign these files of a run folder, which the user has seen and trusts.
+
+    Raises `UsageError` if the folder belongs to another user, who could change it later.
+    """
     uid = folder.stat().st_uid
     if uid != os.geteuid():
         raise UsageError(f"{folder} belongs to uid {uid}", hint="copy the plan and trust the copy")
@@ -181,14 +192,14 @@ def trust_folder(folder: Path, content: Mapping[str, bytes], state_dir: Path) ->
         raise _no_state(state_dir)
     found = _read(folder)
     sealed = found is not None and not _why_no_seal(folder, found, state_dir, "")
-    if found is None or not sealed:  # else the key stays: jobs in the queue know it
+    if found is None or not sealed:  # otherwise the key is kept, because queued jobs use it
         found = Signature(key=secrets.token_hex(_SECRET_BYTES))
     files = {name: _code(found.key, name, data) for name, data in content.items()}
     _write(folder, msgspec.structs.replace(found, seal=_seal(folder, found.key, secret), files=files))
 
 
 def trust_plan(data: bytes, state_dir: Path) -> None:
-    """Remember that the user has seen and trusts this plan."""
+    """Store that the user has seen and trusts this plan."""
     digest = plan_digest(data)
     lines = [line for line in _trusted_plans(state_dir) if line != digest][-_MAX_PLANS + 1 :]
     try:
@@ -223,7 +234,10 @@ def _code(key: str, name: str, data: bytes) -> str:
 
 
 def _seal(folder: Path, key: str, secret: bytes) -> str:
-    """Holds for this folder alone. All nodes see the same inode number, also where the paths differ."""
+    """Return a seal that is valid for this folder only.
+
+    All nodes see the same inode number, even if the paths differ.
+    """
     return hmac.new(secret, f"run folder {folder.stat().st_ino} {key}".encode(), "sha256").hexdigest()
 
 
@@ -236,7 +250,7 @@ def _is_private_file(status: os.stat_result) -> bool:
 
 
 def _file_key(folder: Path, path: Path, state_dir: Path, *, create: bool = False) -> bytes | None:
-    """The key for signatures of this one file: from the run folder, else made from this user's secret."""
+    """Return the key for signatures of this file: from the run folder, otherwise derived from this user's secret."""
     if (found := _read(folder)) is not None and found.file_key:
         return bytes.fromhex(found.file_key)
     secret = _secret(state_dir, create=create)
@@ -244,7 +258,7 @@ def _file_key(folder: Path, path: Path, state_dir: Path, *, create: bool = False
 
 
 def _file_seal(path: Path, key: bytes) -> str:
-    """Nobody else can write the file, so its number, size and time say which one it is."""
+    """Sign the inode number, size and time of a file. They identify it, because no other user can write it."""
     status = path.lstat()
     text = f"file {status.st_ino} {status.st_size} {status.st_mtime_ns}"
     return hmac.new(key, text.encode(), "sha256").hexdigest()
@@ -272,12 +286,12 @@ def _write(folder: Path, signature: Signature) -> None:
 
 
 def _of_user(state_dir: Path, name: str) -> Path:
-    """A file of this user: several users may share a state folder."""
+    """Return the path of this user's file. Several users may share a state folder."""
     return state_dir / f"{name}.{os.geteuid()}"
 
 
 def _own_content(path: Path) -> bytes | None:
-    """The content of a file that only this user can read and write; None for every other file."""
+    """Return the content of a file that only this user can read and write. None for every other file."""
     with contextlib.suppress(OSError):
         status = path.lstat()
         if status.st_uid == os.geteuid() and not status.st_mode & 0o077:
@@ -286,7 +300,7 @@ def _own_content(path: Path) -> bytes | None:
 
 
 def _secret(state_dir: Path, *, create: bool = False) -> bytes | None:
-    """This user's secret, made where there is none; None where it cannot be read or made."""
+    """Return this user's secret, and create it if it does not exist. None if it cannot be read or created."""
     path = _of_user(state_dir, "secret")
     found = _own_content(path)
     if found is not None and len(found) == _SECRET_BYTES:
@@ -301,7 +315,7 @@ def _secret(state_dir: Path, *, create: bool = False) -> bytes | None:
             if found is not None or path.exists():  # damaged, or others could read it
                 fresh.rename(path)
             else:
-                path.hardlink_to(fresh)  # of two processes, one makes the secret
+                path.hardlink_to(fresh)  # if two processes do this, only one creates the secret
     except OSError:
         return None
     finally:

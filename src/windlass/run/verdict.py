@@ -1,4 +1,4 @@
-"""The one judgement of an attempt: its verdict and its record, from the same evidence and the same cause."""
+"""Judge an attempt: its verdict and its record, from the same evidence and the same cause."""
 
 from __future__ import annotations
 
@@ -33,37 +33,37 @@ from windlass.run.folder import RunFolder
 from windlass.run.planning import Run
 
 _LATE_S = 5.0
-"""Schedulers look at the clock only now and then: an end this close to the limit may be because of it."""
+"""Schedulers check the time at intervals. The limit may be the cause of an end this close to it."""
 _MAX_SEATS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """What an attempt came to. `verdict` is None where it finished."""
+    """The result of an attempt. `verdict` is None if it finished."""
 
     record: RunRecord
     verdict: Verdict | None = None
 
 
 def is_late(deadline_s: float | None) -> bool:
-    """Whether the allocation's time is up, or so nearly that an end now is because of it."""
+    """Return whether the allocation's time is over, or so close to it that it may be the cause of an end now."""
     return deadline_s is not None and time.time() >= deadline_s - _LATE_S
 
 
 def ranks_saw_time_up(folder: RunFolder, since: float) -> bool:
-    """Whether the ranks themselves saved and left because the allocation ends."""
+    """Return whether the ranks themselves saved and exited because the allocation ends."""
     return any(line.what == "time-up" and line.at >= since for line in read_ledger(folder.path))
 
 
 def observe_end(plan: Plan, folder: RunFolder, end: RanksEnd) -> Observed:
-    """What the files of an attempt and its launcher show."""
+    """Collect what the files of an attempt and its launcher show."""
     logs = rank_logs(plan, folder.path)
     seen = observe(logs, end.exit_code, end.launcher, stopped=end.stopped, seen_ends=end.ends)
     return msgspec.structs.replace(seen, oom=end.oom)
 
 
 def judge_once(run: Run, end: RanksEnd, deadline_s: float | None = None) -> Judgement:
-    """The judgement of a run that is not supervised, from the run's files alone. Writes it down; never raises."""
+    """Judge a run that is not supervised, from the run's files only. Saves the judgement. Never raises."""
     plan, folder = run.plan, run.folder
     if finished(end):
         return Judgement(record=save_record(run, end))
@@ -94,8 +94,10 @@ def judge_attempt(
     options: Callable[[Cause], RestartOptions],
     states: str = "",
 ) -> Judgement:
-    """Find the cause in what was seen, decide, and write the verdict and the record that follows from it. Never
-    raises. An attempt that ended without a failure of a rank, of the launcher or of its progress has finished."""
+    """Find the cause in the evidence, decide, and write the verdict and the resulting record. Never raises.
+
+    An attempt has finished if no rank and no launcher failed and its progress did not stop.
+    """
     if not end.stopped and seen.hang is None:
         if seen.finished and end.code:
             remark = f"the launcher ended with code {end.code} after all ranks had finished"
@@ -103,19 +105,22 @@ def judge_attempt(
         if end.code == 0 and seen.launcher is None and first_end(seen) is None:
             return Judgement(record=save_record(run, end))
     verdict = judge(attempt, seen, past, options, states)
-    with contextlib.suppress(MachineError):  # a full disk is no reason to end otherwise
+    with contextlib.suppress(MachineError):  # a full disk must not change the result
         run.folder.write_bytes(VERDICT_FILE, to_json(verdict))
     return Judgement(record=save_record(run, end, seen, verdict.cause), verdict=verdict)
 
 
 def finished(end: RanksEnd) -> bool:
-    """Whether the attempt needs no evidence: all ranks ended well by themselves."""
+    """Return whether the attempt needs no evidence: all ranks exited with code 0 on their own."""
     return not (end.stopped or end.failing or end.code)
 
 
 def save_record(run: Run, end: RanksEnd, seen: Observed | None = None, cause: Cause | None = None) -> RunRecord:
-    """Write and return `result.json`. A run whose record cannot be written did not end well: its disk is full or gone,
-    and what the ranks wrote may be missing too. The code of a run that failed anyway is worth more."""
+    """Write and return `result.json`.
+
+    If the record cannot be written, the run counts as failed: its disk is full or gone, and output of the ranks may be
+    missing too. If the run failed anyway, its own exit code is kept.
+    """
     record = _record(run.plan, run.folder, end, seen, cause)
     try:
         run.folder.save_result(record)
@@ -156,7 +161,7 @@ def _record(plan: Plan, folder: RunFolder, end: RanksEnd, seen: Observed | None,
 
 
 def _figures(folder: RunFolder, end: RanksEnd) -> dict[str, Any]:
-    """Steps and findings of the samples of this attempt, as `windlass report` shows them."""
+    """Return steps and findings from the samples of this attempt, in the form that `windlass report` shows."""
     try:
         job = read_job(folder.path)
     except WindlassError:
@@ -168,8 +173,10 @@ def _figures(folder: RunFolder, end: RanksEnd) -> dict[str, Any]:
 
 
 def _ended_by_scheduler(seen: Observed, end: RanksEnd) -> bool:
-    """Whether windlass or the ranks were told to end (`salloc` sends a hang-up, Slurm ends the step itself), and no
-    rank failed by itself."""
+    """Return whether windlass or the ranks were asked to end, and no rank failed on its own.
+
+    `salloc` sends SIGHUP, and Slurm ends the step itself.
+    """
     if end.stopped:
         return end.stopped_by in {signal.SIGTERM, signal.SIGHUP}
     first = first_end(seen)
@@ -177,7 +184,7 @@ def _ended_by_scheduler(seen: Observed, end: RanksEnd) -> bool:
 
 
 def good_end(plan: Plan, record: RunRecord, folder: RunFolder) -> list[str]:
-    """The end of a run that went well: where the ranks were, and where to look next."""
+    """Return the last lines of a successful run: where the ranks ran, and what to read next."""
     ranks = "the rank" if plan.world_size == 1 else f"all {plan.world_size} ranks"
     lines = [f"windlass: {ranks} finished after {record.seconds:.1f} s"]
     lines += [f"windlass: warning: {remark}" for remark in record.remarks]
