@@ -1,1 +1,1 @@
-"""The catalog of sites: data in TOML, the merge of its scopes, its checks, and which machine this is."""
+"""The catalog of sites: data in TOML, the merge of its scopes, its checks, and site detection."""

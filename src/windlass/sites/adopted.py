@@ -1,4 +1,4 @@
-"""The site file of a cluster that was measured: from values to TOML. Pure. What is not known is not in the text."""
+"""Write the site file of a measured cluster: from values to TOML. Pure. The text contains only known values."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SOURCE = "measured"
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen of a cluster on one day."""
+    """The measurements of a cluster on one day."""
 
     name: str
     date: str
-    """As in 2026-08-19."""
+    """For example 2026-08-19."""
     extends: str
-    """The generic site, which has what windlass does where nobody says otherwise."""
+    """The generic site, which contains windlass's defaults."""
     scheduler: str
     cluster_name: str | None = None
     queues: tuple[QueueSpec, ...] = ()
@@ -31,14 +31,14 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     node_host: str = ""
     node_partition: str | None = None
     node_missing: str = ""
-    """Why there is no node."""
+    """Why the node is missing."""
     network: str | None = None
     launcher: str | None = None
     modules: tuple[str, ...] = ()
 
 
 def site_file_text(seen: Measurements) -> str:
-    """The file, which `windlass sites check` accepts."""
+    """The text of the file, which `windlass sites check` accepts."""
     return "\n".join(_lines(seen)) + "\n"
 
 
@@ -89,8 +89,11 @@ def _status(seen: Measurements) -> str:
 
 
 def queues_of(seen: Measurements) -> tuple[QueueSpec, ...]:
-    """The queues, with what the scheduler offers in each as a note. Where some have devices and some have none, nobody
-    is sent to the latter; where the file has a node with devices, plans for the others are refused."""
+    """The queues, each with the scheduler's offer as a note.
+
+    If only some queues have devices, the others are never chosen automatically. If the file has a node with devices,
+    plans for queues without devices are refused.
+    """
     offers = {offer.name: offer for offer in seen.offers}
     some = any(offer.gpus_per_node for offer in seen.offers)
     with_devices = seen.node is not None and any(domain.devices for domain in seen.node.domains)
@@ -123,5 +126,5 @@ def _pairs(table: Mapping[str, object]) -> Iterator[str]:
 
 
 def _value(value: object) -> str:
-    """Strings, numbers, booleans and lists of them, as TOML writes them: JSON's forms, with DEL escaped."""
+    """Strings, numbers, booleans and lists of them in TOML syntax: JSON syntax with DEL escaped."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

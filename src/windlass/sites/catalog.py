@@ -1,7 +1,7 @@
 """The catalog: names of sites, and one site after the merge of its scopes.
 
-Scopes, lowest first: builtin < hardware < network < site < partition < centre < user file. The values of the schema
-itself are the builtin scope. Reads only the files that one site needs: this is on the way of every command.
+Scopes, lowest first: builtin < hardware < network < site < partition < centre < user file. The defaults of the schema
+are the builtin scope. Only the files of one site are read, because every command does this.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from windlass.sites.merge import Layer, Merged, merge_layers
 
 
 def site_names(folders: ConfigFolders = NO_FOLDERS) -> tuple[str, ...]:
-    """Names of all sites, those of the centre and of the user included."""
+    """Names of all sites, including those of the centre and of the user."""
     return catalog_names("site", folders)
 
 
 def site_of_file(path: Path, folders: ConfigFolders = NO_FOLDERS) -> str:
-    """The site that a file given with --site stands for: its own name, or the one that it extends."""
+    """The site of a file given with --site: its own name, or the name that it extends."""
     data = _read_own(path, folders)
     name = data.get("name") or data.get("extends")
     if not name:
@@ -41,11 +41,10 @@ def load_site(
     folders: ConfigFolders = NO_FOLDERS,
     user_files: Sequence[Path] = (),
 ) -> Site:
-    """The site of this name with everything that its files, `partition`, the centre and the user say.
+    """The site of this name, merged from its files, `partition`, the centre's files and the user's files.
 
-    A file `sites/<name>.toml` of one of `folders` overlays the catalog's or is a site of its own; `user_files` come
-    last and count where they are about this site. Raises `UsageError` for an unknown name, `ConfigError` for a bad
-    file.
+    A file `sites/<name>.toml` in one of `folders` overlays the catalog's file or is a separate site. `user_files` come
+    last and count if they are about this site. Raises `UsageError` for an unknown name, `ConfigError` for a bad file.
     """
     own = tuple((str(path), _read_own(path, folders)) for path in user_files)
     chain = _chain(name, folders, own, ())
@@ -55,8 +54,10 @@ def load_site(
 
 
 def sites_of_file(path: Path, folders: ConfigFolders = NO_FOLDERS) -> tuple[Site, ...]:
-    """What a file makes of its site: without a partition, and with each one that the file names. A file of hardware or
-    of a network is taken alone. Raises `ConfigError` for a bad file."""
+    """The sites that a file defines: without a partition, and with each partition that the file names.
+
+    A file of hardware or of a network is loaded alone. Raises `ConfigError` for a bad file.
+    """
     data = _read_own(path, folders)
     if data.get("kind", "site") in ("hardware", "network"):
         layer = _layer("user", str(path), data)
@@ -85,7 +86,7 @@ _TABLES = ("scheduler", "launcher", "rendezvous", "binding", "devices", "node", 
 
 
 def _defaults(file: SiteFile, data: Mapping[str, Any]) -> dict[str, Origin]:
-    """What no file said is windlass's own, even in a table that a file began."""
+    """Mark values that no file sets as windlass's own, even in a table that a file sets partly."""
     return {
         f"{table}.{field}": BUILTIN
         for table in _TABLES
@@ -97,7 +98,9 @@ def _defaults(file: SiteFile, data: Mapping[str, Any]) -> dict[str, Origin]:
 def _chain(
     name: str, folders: ConfigFolders, own: Sequence[tuple[str, Mapping[str, Any]]], seen: tuple[str, ...]
 ) -> list[Layer]:
-    """The files about a site, lowest first: what it extends, the catalog's, the centre's, the user's, the given."""
+    """The files about a site, lowest first: the extended site, the catalog's, the centre's, the user's, the given
+    files.
+    """
     if name in seen:
         raise ConfigError(
             f"sites extend each other in a circle: {' -> '.join((*seen, name))}",
@@ -123,7 +126,7 @@ def _chain(
 
 
 def _base_layers(chain: Sequence[Layer], partition: str | None, folders: ConfigFolders) -> Iterator[Layer]:
-    """Hardware and network of the site; the highest scope that names one decides which."""
+    """Hardware and network of the site. The highest scope that names one decides."""
     spoken = [data for layer in chain for data in (layer.data, layer.data.get("partitions", {}).get(partition, {}))]
     kinds: tuple[Literal["hardware", "network"], ...] = ("hardware", "network")
     for kind in kinds:
@@ -142,7 +145,11 @@ def _part(kind: Literal["hardware", "network"], name: str, folders: ConfigFolder
 
 
 def _with_partitions(chain: Sequence[Layer], partition: str | None) -> Iterator[Layer]:
-    """Each file's layer; after the catalog's files their partition, after a file of centre or user its own."""
+    """Each file's layer, followed by its partition.
+
+    The partitions of the catalog's files come after all of these files. The partition of a centre or user file comes
+    directly after it.
+    """
     waiting: list[Layer] = []
     for layer in chain:
         if layer.scope != "site":
@@ -173,8 +180,8 @@ def _last(chain: Sequence[Layer], table: str, key: str) -> str | None:
 
 
 def _read_own(path: Path, folders: ConfigFolders) -> Mapping[str, Any]:
-    """A file of the centre or of the user, checked; all its problems are in the error."""
-    from windlass.sites.check import check_file, read_table  # here: most runs have no such file
+    """Read and check a file of the centre or of the user. The error contains all problems."""
+    from windlass.sites.check import check_file, read_table  # imported here: most runs have no such file
 
     problems = check_file(path, folders=folders)
     if problems:

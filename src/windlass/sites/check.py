@@ -1,6 +1,6 @@
-"""Checking a site file: every problem at once, each with its line, its key and what to write instead.
+"""Check a site file and report all problems at once, each with its line, its key and a correction.
 
-For `windlass sites check FILE`, for a user's file on its way into a plan, and for a test over the whole catalog.
+Used by `windlass sites check FILE`, by plans with a user's file, and by a test over the whole catalog.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _AT_LINE = re.compile(r"\(at line (\d+)(?:, column \d+)?\)|\(at end of document\
 
 
 def problem(file: str, line: int, message: str, *, key: str = "", hint: str = "") -> Finding:
-    """One thing to correct in one file, as in `my.toml:12: scheduler.kind: must be …`."""
+    """One problem in one file, such as `my.toml:12: scheduler.kind: must be …`."""
     evidence = f"{key}: {message}" if key else message
     facts = {"file": file, "line": line, "key": key, "message": message}
     return Finding("site-file", "error", evidence, hint, subject=f"{file}:{line}", facts=facts)
 
 
 Known = Callable[[CatalogKind], Sequence[str]]
-"""From a kind of file to the names that a file may refer to."""
+"""Maps a kind of file to the names that a file may refer to."""
 
 
 def check_file(path: FilePath, *, folders: ConfigFolders = NO_FOLDERS) -> tuple[Finding, ...]:
-    """All problems of a file, by line. A file that cannot be read is one problem."""
+    """All problems of a file, by line. A file that cannot be read has one problem."""
     try:
         text = read_text(path, follow=True)
     except (OSError, UnicodeDecodeError) as error:
@@ -53,7 +53,7 @@ def check_file(path: FilePath, *, folders: ConfigFolders = NO_FOLDERS) -> tuple[
 
 
 def check_text(text: str, *, file: str, stem: str, known: Known, builtin: bool = False) -> tuple[Finding, ...]:
-    """All problems of a file's text. `builtin` files have a name that is their file's, and declare every source."""
+    """All problems of a file's text. `builtin` files must be named like their file and must declare every source."""
     if text.startswith("\ufeff"):
         message = "begins with a byte order mark, which TOML does not know"
         return (problem(file, 1, message, hint="save it as UTF-8 without BOM"),)
@@ -69,7 +69,7 @@ def check_text(text: str, *, file: str, stem: str, known: Known, builtin: bool =
         ]
     except RecursionError:
         return (problem(file, 1, "tables or lists are nested too deeply"),)
-    except ValueError as error:  # tomllib's own, and a number of thousands of digits
+    except ValueError as error:  # from tomllib, or a number with thousands of digits
         return (_syntax_problem(error, text, file),)
     return _problems(file, lines, found)
 
@@ -85,12 +85,12 @@ def _problems(file: str, lines: Lines, found: Iterable[Misfit]) -> tuple[Finding
 
 
 def located(path: FilePath, found: Iterable[Misfit]) -> tuple[Finding, ...]:
-    """Problems of a checked file from misfits of the site that it makes, each by the line that comes nearest."""
+    """Convert misfits of the site that a file defines to problems of the file, each with the nearest line."""
     return _problems(str(path), line_index(read_text(path, follow=True)), found)
 
 
 def read_table(path: FilePath) -> Mapping[str, Any]:
-    """The table of a file that was checked before."""
+    """Read the table of a file that was already checked."""
     try:
         table: dict[str, Any] = tomllib.loads(read_text(path, follow=True))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -99,7 +99,7 @@ def read_table(path: FilePath) -> Mapping[str, Any]:
 
 
 def path_text(path: Path) -> str:
-    """`settings[3].when.nodes_min`, as people write it; elements are counted from 1."""
+    """A path as text, such as `settings[3].when.nodes_min`. Elements are counted from 1."""
     text = ""
     for part in path:
         text += f"[{part + 1}]" if isinstance(part, int) else (f".{part}" if text else part)
@@ -139,7 +139,7 @@ def _names(data: Mapping[str, Any], stem: str, known: Known, *, builtin: bool) -
 
 
 def _sources(data: Mapping[str, Any], *, builtin: bool) -> Iterator[Misfit]:
-    """Every source has a place and a date, and every fact names one that exists."""
+    """Check that every source has a place and a date, and that every fact names an existing source."""
     sources = data.get("sources")
     declared = sources if isinstance(sources, Mapping) else {}
     for key, spec in declared.items():
@@ -180,11 +180,11 @@ def _reasons(data: Mapping[str, Any]) -> Iterator[Misfit]:
 
 
 _FREE_TABLES = frozenset({"variables", "links", "annotations"})
-"""Tables whose keys are the user's words."""
+"""Tables whose keys the user chooses."""
 
 
 def _values(data: object, wanted: str, path: Path = ()) -> Iterator[tuple[Path, object]]:
-    """Every value under a key of this name, anywhere."""
+    """Every value under a key of this name, at any depth."""
     if isinstance(data, Mapping):
         for key, value in data.items():
             if key == wanted and not isinstance(value, Mapping | list):

@@ -1,7 +1,8 @@
-"""Which machine is this? Decided from evidence, with the evidence told, and "unknown" where it does not suffice. Pure.
+"""Detect which machine this is from evidence. The result contains the evidence, or "unknown" if it is insufficient.
+Pure.
 
-One host prefix never decides: `nid*` is on Perlmutter, LUMI, Alps and Isambard alike. A host name counts only beside
-something else. Two sites with equal evidence are no answer.
+One host prefix never decides: Perlmutter, LUMI, Alps and Isambard all use `nid*`. A host name counts only together with
+other evidence. If two sites have equal evidence, the site is unknown.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _GENERIC = {"slurm": "generic-slurm", "pbs": "generic-pbs", "flux": "generic-flu
 
 
 class Signs(msgspec.Struct, frozen=True, kw_only=True):
-    """By what a site is recognised."""
+    """The signs by which a site is recognised."""
 
     name: str
     detect: DetectSpec = DetectSpec()
@@ -47,19 +48,19 @@ class Clue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Login(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether this is a login node, where ranks must not run; `unknown` where nothing says so."""
+    """Whether this is a login node, where ranks must not run. `unknown` without evidence."""
 
     verdict: Literal["yes", "no", "unknown"]
     because: str
 
 
 class Detection(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer and how it came about."""
+    """The detected site and the evidence."""
 
     site: str | None
-    """A site of the catalog, or None where it is not known."""
+    """A site of the catalog, or None if unknown."""
     fallback: str
-    """The generic site for the scheduler that is here; what to use where `site` is None."""
+    """The generic site for the scheduler on this machine, used if `site` is None."""
     because: str
     clues: tuple[Clue, ...]
     login: Login
@@ -87,7 +88,7 @@ def detect_site(
     ask_scheduler: bool = False,
     vendor: str | None = None,
 ) -> Detection:
-    """Look at this machine and decide. Takes milliseconds unless the scheduler may be asked."""
+    """Inspect this machine and decide. Takes milliseconds unless the scheduler may be asked."""
     catalog = catalog_signs(folders)
     evidence = gather_evidence(
         environ=environ,
@@ -100,7 +101,7 @@ def detect_site(
 
 
 def catalog_signs(folders: ConfigFolders = NO_FOLDERS) -> tuple[Signs, ...]:
-    """Signs of every site. Reads only the part of each catalog file that says them."""
+    """Signs of every site. Reads only this part of each catalog file."""
     found: list[Signs] = []
     for name in catalog_names("site", folders):
         builtin = catalog_path("site", name)
@@ -124,7 +125,7 @@ def catalog_signs(folders: ConfigFolders = NO_FOLDERS) -> tuple[Signs, ...]:
 
 
 def detect(evidence: Evidence, catalog: Sequence[Signs]) -> Detection:
-    """The site that the evidence points to, if it points clearly."""
+    """The site with the strongest evidence, if the evidence is sufficient and unambiguous."""
     clues = [clue for signs in catalog for clue in _clues(evidence, signs)]
     scores = {signs.name: sum(clue.weight for clue in clues if clue.site == signs.name) for signs in catalog}
     ranked = sorted(((score, name) for name, score in scores.items() if score >= _ENOUGH), reverse=True)
@@ -149,7 +150,7 @@ def detect(evidence: Evidence, catalog: Sequence[Signs]) -> Detection:
 
 
 def _clues(evidence: Evidence, signs: Signs) -> Iterable[Clue]:
-    """Evidence about one site. Host names and what speaks against it count only beside something else."""
+    """Evidence about one site. Host names and contradictions count only together with other evidence."""
     strong = [
         *_cluster(evidence, signs),
         *_variables(evidence, signs),
@@ -172,7 +173,7 @@ def _cluster(evidence: Evidence, signs: Signs) -> Iterable[Clue]:
 
 
 def _variables(evidence: Evidence, signs: Signs) -> Iterable[Clue]:
-    """At most one clue for and one against, however many variables a site names."""
+    """At most one clue for and one against, regardless of the number of variables that a site names."""
     matching: list[str] = []
     others: list[str] = []
     for name, pattern in signs.detect.variables.items():

@@ -1,8 +1,8 @@
-"""Gathering what can be known about this machine without asking anybody slow. The only I/O of detection.
+"""Gather evidence about this machine without slow queries. This is the only I/O of detection.
 
-No name service is asked: `getfqdn` may hang for minutes on a compute node. The domain comes from the host name itself,
-from `/etc/resolv.conf` and from the scheduler's own configuration. Every look at a path has a deadline, because a dead
-file system blocks even `stat`.
+No name service is queried, because `getfqdn` may hang for minutes on a compute node. The domain comes from the host
+name itself, from `/etc/resolv.conf` and from the scheduler's own configuration. Every access to a path has a deadline,
+because a dead file system blocks even `stat`.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _READ_BYTES = 1 << 20
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was seen. Absent things are empty, not guessed."""
+    """The evidence. Absent values are empty, not guessed."""
 
     hostname: str = ""
     domains: dict[str, str] = {}
-    """Domain to where it was read."""
+    """Maps a domain to the place where it was read."""
     cluster_name: str | None = None
     cluster_where: str = ""
     variables: dict[str, str] = {}
     files: tuple[str, ...] = ()
     schedulers: dict[str, str] = {}
-    """Scheduler to how it was noticed."""
+    """Maps a scheduler to the way in which it was detected."""
     job: str | None = None
-    """The scheduler inside whose job this process runs."""
+    """The scheduler of the job in which this process runs."""
     arch: str = ""
     vendor: str | None = None
-    """Maker of the devices, where somebody has probed them."""
+    """Vendor of the devices, if they were probed."""
 
 
 def gather_evidence(
@@ -67,9 +67,9 @@ def gather_evidence(
     ask_scheduler: bool = False,
     vendor: str | None = None,
 ) -> Evidence:
-    """What this machine shows. `variables` and `paths` are those that the catalog's sites look for.
+    """Gather the evidence. `variables` and `paths` are those that the catalog's sites look for.
 
-    With `ask_scheduler`, Slurm may be asked for the cluster's name where no file says it; that can take seconds.
+    With `ask_scheduler`, Slurm may be asked for the cluster's name if no file contains it. This can take seconds.
     """
     host = socket.gethostname() if hostname is None else hostname
     job = _job(environ)
@@ -100,8 +100,8 @@ def existing(paths: Iterable[str], *, root: Path = Path("/"), deadline_s: float)
         if os.path.lexists(root / path.lstrip("/")):
             found.append(path)
 
-    # One thread per path: a dead file system must not hide what the others show. They are daemons, so that one that
-    # never returns does not keep the process.
+    # One thread per path, so that a dead file system does not hide the results of the others. The threads are daemons,
+    # so that a blocked thread does not keep the process alive.
     threads = [threading.Thread(target=look, args=(path,), daemon=True) for path in wanted]
     for thread in threads:
         thread.start()
@@ -119,7 +119,7 @@ def _job(env: Mapping[str, str]) -> SchedulerKind | None:
 
 
 def _schedulers(env: Mapping[str, str], job: SchedulerKind | None, root: Path) -> dict[str, str]:
-    """Schedulers that could be asked. A client's command alone is not one: a package that nobody configured."""
+    """Schedulers that can be used. A client command without configuration does not count."""
     seen: dict[str, str] = {}
     if job is not None:
         seen[job] = f"this is a {job} job"
@@ -134,7 +134,7 @@ def _schedulers(env: Mapping[str, str], job: SchedulerKind | None, root: Path) -
 
 
 def _pbs_qsub(env: Mapping[str, str], root: Path) -> str:
-    """Where qsub is by PBS's own configuration, which often leaves it out of PATH."""
+    """The path of qsub from PBS's own configuration. qsub is often missing in PATH."""
     conf = env.get("PBS_CONF_FILE")
     return f"{_match(_PBS_EXEC, _read(Path(conf) if conf else root / 'etc/pbs.conf')) or '/opt/pbs'}/bin/qsub"
 
@@ -149,7 +149,7 @@ def _configured(kind: SchedulerKind, env: Mapping[str, str], root: Path) -> bool
 
 
 def _domains(host: str, env: Mapping[str, str], root: Path) -> dict[str, str]:
-    """Domains of this machine, the most telling first."""
+    """Domains of this machine, the most significant first."""
     domains: dict[str, str] = {}
     own = host.partition(".")[2]
     if own:
@@ -178,7 +178,7 @@ def _cluster_name(env: Mapping[str, str], root: Path) -> tuple[str | None, str]:
 
 
 def _asked_cluster_name(env: Mapping[str, str]) -> str | None:
-    """The name as the controller says it, or None where it does not answer in time."""
+    """The cluster name from the controller, or None if it does not answer in time."""
     try:
         done = run_command(("scontrol", "show", "config"), timeout_s=5.0, env=env)
     except CommandError:
@@ -192,7 +192,7 @@ def _match(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def _read(path: Path) -> str:
-    """The beginning of a small configuration file; nothing where it cannot be read."""
+    """The beginning of a small configuration file, or "" if it cannot be read."""
     try:
         with open_plain(path, follow=True) as file:
             return file.read(_READ_BYTES).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""What must hold in a site file beyond its shape: CPU lists parse, presets do not overlap, names are said once."""
+"""Check the facts of a site file beyond its shape: CPU lists parse, presets do not overlap, names are unique."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from windlass.sites.shape import Misfit, Path
 RUNTIMES = ("apptainer", "singularity", "podman-hpc", "shifter", "edf", "pyxis", "charliecloud")
 SCHEDULERS = ("slurm", "pbs", "flux", "none")
 LAUNCHERS = ("srun", "pals", "hydra", "openmpi", "flux", "local")
-"""What conditions and containers may name. These axes stand above this layer; a test keeps the lists the same."""
+"""Names that conditions and containers may use. Their packages are above this layer. A test keeps the lists equal."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TIME = re.compile(r"(\d+-)?\d{1,3}:\d{2}:\d{2}")
@@ -23,7 +23,7 @@ Table = Mapping[str, Any]
 
 
 def fact_misfits(data: Table) -> Iterator[Misfit]:
-    """Everything that has the right type and still cannot be meant."""
+    """All values that have the right type but cannot be correct."""
     yield from _cpu_lists(data)
     yield from _node(data)
     yield from _presets(data)
@@ -36,7 +36,7 @@ def fact_misfits(data: Table) -> Iterator[Misfit]:
 
 
 def tables(data: Table, *keys: str) -> Iterator[tuple[Path, Table]]:
-    """The tables in the list at this path, with their own paths; whatever has another shape is left out."""
+    """The tables in the list at this path, with their own paths. Elements of another type are left out."""
     value: object = data
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -52,7 +52,7 @@ def _text(table: object, key: str) -> str | None:
 
 
 def _parsed(text: str | None) -> tuple[int, ...]:
-    """CPUs of a list; none for one that does not parse, which is said elsewhere."""
+    """CPUs of a list. Empty for a list that does not parse, which another check reports."""
     try:
         return parse_cpulist(text) if text else ()
     except ConfigError:
@@ -79,7 +79,7 @@ def _cpu_lists(data: Table) -> Iterator[Misfit]:
 
 
 def _node(data: Table) -> Iterator[Misfit]:
-    """Domains share no CPU, caches and reserved CPUs lie in them, and the number of cores is right."""
+    """Check that domains share no CPU, contain all caches and reserved CPUs, and have the right number of cores."""
     seen: dict[int, Path] = {}
     devices: dict[int, Path] = {}
     for path, table in tables(data, "node", "domains"):
@@ -208,7 +208,7 @@ def _settings(data: Table) -> Iterator[Misfit]:
 
 
 def _conditions(data: object, path: Path) -> Iterator[Misfit]:
-    """Every `when`, anywhere: names that exist, and numbers that can both hold."""
+    """Check every `when` at any depth: names must exist, and limits must not contradict each other."""
     if isinstance(data, list):
         for index, item in enumerate(data):
             yield from _conditions(item, (*path, index))

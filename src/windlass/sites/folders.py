@@ -1,4 +1,4 @@
-"""Where catalog files lie: those of the package, of the computing centre and of the user."""
+"""Paths of catalog files: those of the package, of the computing centre and of the user."""
 
 from __future__ import annotations
 
@@ -27,26 +27,29 @@ def catalog_path(kind: CatalogKind, name: str) -> Path | None:
 
 
 def own_paths(kind: CatalogKind, name: str, folders: ConfigFolders) -> dict[ConfigScope, Path]:
-    """The files of this name of the centre and of the user, as far as they exist."""
+    """The existing files of this name of the centre and of the user."""
     paths = {scope: folder / _FOLDERS[kind] / f"{name}.toml" for scope, folder in folders.items()}
     return {scope: path for scope, path in paths.items() if path.is_file()}
 
 
 def catalog_names(kind: CatalogKind, folders: ConfigFolders = NO_FOLDERS) -> tuple[str, ...]:
-    """Names of all catalog files of a kind, those of the centre and of the user included. Reads folders, not files."""
+    """Names of all catalog files of a kind, including those of the centre and of the user.
+
+    Reads directories, not files.
+    """
     places = (DATA_DIR, *folders.values())
     return tuple(sorted({path.stem for place in places for path in (place / _FOLDERS[kind]).glob("*.toml")}))
 
 
 @lru_cache(maxsize=64)
 def read_builtin(path: Path) -> Mapping[str, Any]:
-    """A file of the package; a test checks them all, so that loading need not."""
+    """Read a file of the package. A test checks all of these files, so loading does not check them."""
     table: dict[str, Any] = tomllib.loads(read_text(path, follow=True))
     return table
 
 
 class SiteHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What detection needs of a site file."""
+    """The part of a site file that detection needs."""
 
     detect: Mapping[str, Any] = {}
     hardware: str | None = None
@@ -61,7 +64,7 @@ _DETECT = re.compile(r"^\[detect\][^\n]*\n(?:(?!\[)[^\n]*\n?)*", re.MULTILINE)
 def read_detect(path: Path) -> SiteHead:
     """The `[detect]` table and two keys of a site file, without parsing the rest: twenty files in milliseconds.
 
-    A test ties this to the full parser for every file of the package; a user's file is parsed as a whole.
+    A test compares this with the full parser for every file of the package. A user's file is always parsed completely.
     """
     text = read_text(path, errors="replace", follow=True)
     if not path.is_relative_to(DATA_DIR):
@@ -77,10 +80,10 @@ def read_detect(path: Path) -> SiteHead:
 
 
 def _parsed_head(text: str) -> SiteHead:
-    """Of a user's file. One that does not parse shows no signs: detection is not the place to complain about it."""
+    """Parse the head of a user's file. A file that does not parse has no signs: other commands report the error."""
     try:
         data = tomllib.loads(text)
         head = {"detect": data.get("detect", {}), "hardware": data.get("hardware")}
         return msgspec.convert({**head, "scheduler": data.get("scheduler", {}).get("kind")}, SiteHead)
-    except (ValueError, RecursionError, AttributeError):  # of the parser, of msgspec, of a table that is none
+    except (ValueError, RecursionError, AttributeError):  # from the parser, msgspec, or a value that is no table
         return SiteHead()

@@ -1,9 +1,10 @@
-"""Merging the scopes of a site: later layers win key by key, and every winner remembers where it came from. Pure.
+"""Merge the scopes of a site. Later layers win key by key, and every value records its origin. Pure.
 
-Layers are raw tables as TOML gives them, not `SiteFile` values: a value with defaults no longer says what was written.
+Layers are raw tables as TOML gives them, not `SiteFile` values, because a value with defaults does not show which keys
+the file contained.
 
-Rules. Tables merge by key. A list of named things (settings, directives, binds, …) is kept by name: what a later layer
-says about a name replaces everything that earlier layers said about it, so that one file may give a variable several
+Rules: Tables merge by key. A list of named things (settings, directives, binds, …) is merged by name. The entries of a
+later layer for a name replace all entries of earlier layers for this name. So one file may give a variable several
 values under different conditions. Any other value is replaced. `drop` removes inherited things before the layer's own
 are added.
 """
@@ -21,7 +22,7 @@ from windlass.model.site import Dropped
 Table = dict[str, Any]
 
 OWN_SOURCE = "own"
-"""A source that a user's file need not declare: "because I say so"."""
+"""A source that a user's file need not declare. It means that the user decided."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +37,7 @@ class Layer:
 
 @dataclass(kw_only=True, slots=True)
 class Merged:
-    """The merged table, the sources of all layers under unique keys, and who decided each key."""
+    """The merged table, the sources of all layers under unique keys, and the origin of each key."""
 
     data: Table = field(default_factory=dict)
     sources: Table = field(default_factory=dict)
@@ -77,7 +78,7 @@ _NOT_MERGED = frozenset({"kind", "name", "extends", "sources", "drop", "partitio
 
 
 def merge_layers(layers: Sequence[Layer]) -> Merged:
-    """All layers in one, lowest scope first."""
+    """Merge all layers, lowest scope first."""
     merged = Merged()
     for layer in layers:
         _apply(merged, layer)
@@ -90,7 +91,7 @@ def source_key(file: str, key: str) -> str:
 
 
 def origin_for(layer: Layer, key: str | None) -> Origin:
-    """The origin of something in this layer that names this source."""
+    """The origin of an entry in this layer that names this source."""
     spec = layer.sources.get(key) if key else None
     if spec is None:
         who = "the centre's choice" if layer.scope == "centre" else "your own choice"
@@ -135,7 +136,10 @@ def _merge_table(merged: Merged, target: Table, path: str, data: Mapping[str, An
 def _merge_named(
     merged: Merged, target: Table, key: str, where: str, items: Sequence[Table], layer: Layer, prefix: str = ""
 ) -> None:
-    """`where` says which list it is; `prefix` is the path to remember where that differs (containers)."""
+    """Merge a list of named things.
+
+    `where` names the list. `prefix` is the path under which the origins are stored, if it differs (containers).
+    """
     name_of = _NAMED_LISTS[where]
     names = {name_of(item) for item in items}
     kept = [item for item in target.get(key, ()) if name_of(item) not in names]
@@ -152,13 +156,13 @@ def _with_origin(item: Table, where: str, layer: Layer) -> Table:
         copy["source"] = source_key(layer.file, source)
     if where in _WITH_ORIGIN:
         copy["origin"] = origin_for(layer, source)
-    if "settings" in copy:  # those of a preset
+    if "settings" in copy:  # settings of a preset
         copy["settings"] = [_with_origin(setting, "settings", layer) for setting in copy["settings"]]
     return copy
 
 
 def _merge_containers(merged: Merged, target: Table, items: Sequence[Table], layer: Layer) -> None:
-    """Containers are tables named by their runtime and the images that they are for."""
+    """Merge containers: tables that are identified by their runtime and their images."""
     known: list[Table] = target.setdefault("containers", [])
     for item in items:
         runtime = item["runtime"]
@@ -188,7 +192,7 @@ def _container_name(item: Table) -> tuple[str, ...]:
 
 
 def _drop(merged: Merged, layer: Layer) -> None:
-    """Leave out inherited variables (`NCCL_*`), options (`--network`, `-l place`) and binds (`/opt/cray`)."""
+    """Remove inherited variables (`NCCL_*`), options (`--network`, `-l place`) and binds (`/opt/cray`)."""
     for pattern in layer.data.get("drop", ()):
         lists: tuple[str, ...]
         if pattern.startswith("-"):

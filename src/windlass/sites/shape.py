@@ -1,8 +1,7 @@
-"""Whether a parsed table has the shape of the schema: all unknown keys, missing keys and wrong types at once.
+"""Check a parsed table against the schema: all unknown keys, missing keys and wrong types at once.
 
-On which line of a TOML text a key stands. The parser of the standard library does not say, and people need it.
-
-Only for text that already parsed: everything here may assume that it is well formed.
+Also finds the line of a key in a TOML text, because the parser of the standard library does not report it. This works
+only for text that was already parsed, so the code assumes that the text is well formed.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ def line_index(text: str) -> Lines:
 
 
 def line_of(lines: Lines, path: Path) -> int:
-    """The line of `path`, or of the nearest thing around it that has one; 1 for the file itself."""
+    """The line of `path`, or of the nearest enclosing element that has one. 1 for the file itself."""
     while path and path not in lines:
         path = path[:-1]
     return lines.get(path, 1)
 
 
 class _Scanner:
-    """Walks the text once and keeps positions, not values."""
+    """Scans the text once and stores positions, not values."""
 
     def __init__(self, text: str) -> None:
         self.text = text.replace("\r\n", "\n") + "\n"
@@ -60,7 +59,7 @@ class _Scanner:
         self.at = to
 
     def _skip_blank(self, *, newlines: bool) -> bool:
-        """Past spaces, comments and, if asked, ends of lines. False at the end of the text."""
+        """Skip spaces, comments and, if asked, line ends. False at the end of the text."""
         while self.at < len(self.text):
             char = self.text[self.at]
             if char == "#":
@@ -87,7 +86,7 @@ class _Scanner:
         return path
 
     def _keys(self) -> list[str]:
-        """A dotted key; stands behind it afterwards."""
+        """Read a dotted key and move behind it."""
         keys: list[str] = []
         while True:
             self._skip_blank(newlines=False)
@@ -149,7 +148,7 @@ class _Scanner:
         self._advance(self.at + 1)
 
     def _string_end(self) -> int:
-        """Position behind the string that starts here."""
+        """Position after the string that starts here."""
         quote = self.text[self.at]
         triple = quote * 3
         if self.text.startswith(triple, self.at):
@@ -157,7 +156,7 @@ class _Scanner:
             while not self.text.startswith(triple, end):
                 end += 2 if self.text[end] == "\\" and quote == '"' else 1
             end += 3
-            while self.text[end] == quote:  # up to two quotes may stand right before the closing ones
+            while self.text[end] == quote:  # up to two quotes may precede the closing ones
                 end += 1
             return end
         end = self.at + 1
@@ -167,11 +166,11 @@ class _Scanner:
 
 
 _FILLED_IN = frozenset({"origin"})
-"""Fields of the schema that the merge fills in; a file must not have them."""
+"""Fields of the schema that the merge fills in. A file must not contain them."""
 
 
 class Misfit(msgspec.Struct, frozen=True, kw_only=True):
-    """One place where the table is not as the schema wants it."""
+    """One place where the table does not match the schema."""
 
     path: Path
     message: str

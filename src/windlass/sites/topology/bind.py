@@ -1,4 +1,4 @@
-"""Which cores, device and interface each local rank gets. Pure: the same node and asked give the same map anywhere."""
+"""Assign cores, device and interface to each local rank. Pure: the same node and request give the same map."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _PARTIAL = frozenset({"missing", "not-allowed", "device"})
 
 
 def bind(topology: Topology, asked: BindingRequest) -> Binding:
-    """The map of this node for this asked. Devices are numbered in the unit that `effective_unit` says.
+    """The map of this node for this request. Devices are numbered in the unit of `effective_unit`.
 
-    A request that cannot be met is a `UsageError`; a preset that breaks the invariants is a `ConfigError`. Ranks that
-    outnumber the cores are left unbound, and the binding says so.
+    Raises `UsageError` for a request that cannot be met, and `ConfigError` for a preset that breaks the invariants. If
+    there are more ranks than cores, the ranks are left unbound, and the binding contains the reason.
     """
     if asked.ranks_per_node < 1 or (asked.ranks_per_device is not None and asked.ranks_per_device < 1):
         raise UsageError("a node needs at least one rank", hint="--ranks-per-node and --ranks-per-device count from 1")
@@ -70,7 +70,7 @@ def _bind(topology: Topology, asked: BindingRequest) -> Binding:
 
 
 def _binding_by_variable(topology: Topology, asked: BindingRequest, variable: str) -> Binding:
-    """Devices by rank as ever; the cores are the launcher's business, by the words that the job's variable holds."""
+    """Assign devices as usual. The launcher assigns the cores with the arguments in the job's variable."""
     chosen = _devices_of_ranks(topology, asked)
     because = f"the launcher binds by the job's {variable}, which is not known before"
     unbound: Sequence[tuple[int, ...]] = ((),) * asked.ranks_per_node
@@ -79,7 +79,7 @@ def _binding_by_variable(topology: Topology, asked: BindingRequest, variable: st
 
 
 def device_order(topology: Topology, asked: BindingRequest) -> tuple[Device, ...]:
-    """Devices in the order in which ranks take them."""
+    """Devices in the order in which they are assigned to ranks."""
     devices = sorted(topology.devices, key=lambda device: device.index)
     if not asked.by_core:
         return tuple(devices)
@@ -88,7 +88,7 @@ def device_order(topology: Topology, asked: BindingRequest) -> tuple[Device, ...
 
 
 def _devices_of_ranks(topology: Topology, asked: BindingRequest) -> tuple[tuple[Device, ...], ...]:
-    """Devices of each rank: its own one, a share of one, or all of them for the only rank of a node."""
+    """Devices of each rank: one, a share of one, or all devices for the only rank of a node."""
     order = device_order(topology, asked)
     ranks, share = asked.ranks_per_node, asked.ranks_per_device or 1
     if not order:
@@ -107,7 +107,10 @@ def _devices_of_ranks(topology: Topology, asked: BindingRequest) -> tuple[tuple[
 
 
 def _visible(topology: Topology, asked: BindingRequest, chosen: Sequence[tuple[Device, ...]]) -> tuple[int, ...]:
-    """The order in which every rank must see the devices so that its own is number local_rank; empty if it is so."""
+    """The order of visible devices in which each rank's device has the number local_rank.
+
+    Empty if this is already the default order.
+    """
     if asked.devices == "one" or not topology.devices:
         return ()
     used = dict.fromkeys(device.index for devices in chosen for device in devices)
@@ -131,7 +134,7 @@ def _computed_binding(topology: Topology, asked: BindingRequest, note: str = "")
 def _cores_of_ranks(
     topology: Topology, asked: BindingRequest, chosen: Sequence[tuple[Device, ...]]
 ) -> tuple[Sequence[Cores], str]:
-    """Cores of each rank and the reason in words. No cores at all means: not bound."""
+    """Cores of each rank, and the reason as text. A rank without cores is not bound."""
     unbound: Sequence[Cores] = ((),) * asked.ranks_per_node
     if asked.cpu_bind == "none":
         return unbound, "not bound, as asked for"
@@ -216,7 +219,10 @@ def _numas_of(topology: Topology, devices: tuple[Device, ...]) -> set[int]:
 
 
 def _listed_binding(topology: Topology, asked: BindingRequest, listed: tuple[tuple[int, ...], ...]) -> Binding:
-    """The user's own list. What cannot work is refused; an odd but possible choice is theirs (see `problems_of`)."""
+    """The binding from the user's list.
+
+    Raises `UsageError` for a list that cannot work. An unusual but possible list is allowed (see `problems_of`).
+    """
     if len(listed) != asked.ranks_per_node:
         raise UsageError(
             f"--cpu-bind lists {len(listed)} ranks, but a node has {asked.ranks_per_node}",
@@ -258,7 +264,7 @@ def _unchecked_preset(topology: Topology, asked: BindingRequest, preset: PresetS
 
 
 def _preset_binding(topology: Topology, asked: BindingRequest, preset: PresetSpec) -> Binding:
-    """The preset, held against the invariants."""
+    """The binding of the preset, after a check of the invariants."""
     if preset.ranks_per_node != asked.ranks_per_node:
         raise UsageError(
             f"--cpu-bind {preset.name} is for {preset.ranks_per_node} ranks per node, not {asked.ranks_per_node}",

@@ -1,4 +1,4 @@
-"""What a binding should be like: the site's habits and the user's flags, settled into one value. Pure."""
+"""The requested binding: the site's defaults and the user's flags merged into one value. Pure."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ _LIST_CHARACTERS = frozenset("0123456789,:- ")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BindingRequest:
-    """Everything besides the node itself that decides a binding."""
+    """All inputs of a binding except the node itself."""
 
     ranks_per_node: int
     devices: Literal["all", "one"] = "all"
     device_unit: DeviceUnit | None = None
-    """None: as the topology counts, or as a named preset needs it."""
+    """None: the unit of the topology, or the unit of a named preset."""
     ranks_per_device: int | None = None
     order: Literal["device", "core"] = "device"
     threads: Literal["first", "all"] = "all"
     agent_cpus: tuple[int, ...] = ()
     comm_cpus: tuple[int, ...] = ()
-    """For computed maps; a preset states its own."""
+    """For computed maps. A preset has its own value."""
     cores_per_rank_max: int | None = None
     cpu_bind: str = "auto"
     """`auto`, `none`, a preset's name, or a list such as `0-3:4-7`."""
     presets: tuple[PresetSpec, ...] = ()
     device_by_launcher: bool = False
-    """With one device per rank the launcher hands out cores in order and picks the closest device to them."""
+    """With one device per rank, the launcher assigns cores in order and picks the closest device to them."""
     launcher_binds: bool = True
-    """False where the site leaves binding to its launcher's own plugin."""
+    """False if the site leaves binding to its launcher's own plugin."""
     by_launcher: bool = True
     """Copied to the binding: launcher flags apply it, not the rank script."""
     origin: Origin = BUILTIN
 
     @property
     def by_core(self) -> bool:
-        """True where ranks follow the order of the cores and not that of the devices."""
+        """True if ranks follow the order of the cores and not that of the devices."""
         return self.order == "core" or (self.devices == "one" and self.device_by_launcher)
 
     @property
@@ -64,7 +64,7 @@ def binding_request_from_site(
     with_agent: bool = False,
     origin: Origin = BUILTIN,
 ) -> BindingRequest:
-    """The site's habits with the user's flags on top. Cores for the agent are set aside only if there is one."""
+    """Merge the site's defaults with the user's flags. Cores for the agent are reserved only if there is one."""
     return BindingRequest(
         ranks_per_node=ranks_per_node,
         ranks_per_device=ranks_per_device,
@@ -84,10 +84,10 @@ def binding_request_from_site(
 
 
 def parse_cpu_bind(text: str) -> tuple[tuple[int, ...], ...] | None:
-    """CPUs of each rank in `0-3:4-7`, or None where the text is a name.
+    """CPUs of each rank in `0-3:4-7`, or None if the text is a name.
 
-    The spellings of PALS (`list:0-3:4-7`, `verbose,list:…`) and Slurm (`mask_cpu:0xf,0xf0`, `map_cpu:0,4`) are taken
-    too, because people paste what their site's page shows.
+    The formats of PALS (`list:0-3:4-7`, `verbose,list:…`) and Slurm (`mask_cpu:0xf,0xf0`, `map_cpu:0,4`) are accepted
+    too, because users paste them from their site's documentation.
     """
     body = text.strip()
     for prefix in ("verbose,", "v,", "list:"):
@@ -113,7 +113,7 @@ def _cpus_of_mask(mask: int) -> tuple[int, ...]:
 
 
 def binding_variable(cpu_bind: str) -> str | None:
-    """The variable of `env:NAME`, whose value the launcher is to bind by; None for any other word."""
+    """The variable of `env:NAME`, whose value the launcher uses for binding. None for any other text."""
     kind, sign, name = cpu_bind.partition(":")
     if kind != "env" or not sign:
         return None
@@ -123,7 +123,7 @@ def binding_variable(cpu_bind: str) -> str | None:
 
 
 def named_preset(asked: BindingRequest) -> PresetSpec | None:
-    """The preset that `cpu_bind` names; None where it names none of the kind. An unknown name is a `UsageError`."""
+    """The preset that `cpu_bind` names, or None if it is not a name. Raises `UsageError` for an unknown name."""
     if asked.cpu_bind in {"auto", "none"} or binding_variable(asked.cpu_bind):
         return None
     for preset in asked.presets:
@@ -137,7 +137,7 @@ def named_preset(asked: BindingRequest) -> PresetSpec | None:
 
 
 def default_preset(asked: BindingRequest, unit: DeviceUnit, devices: int) -> PresetSpec | None:
-    """The preset that `auto` takes for this number of ranks and this unit of devices, if the site has one."""
+    """The preset that `auto` uses for this number of ranks and this device unit, if the site has one."""
     if asked.cpu_bind != "auto":
         return None
     return preset_for_ranks(
@@ -148,7 +148,10 @@ def default_preset(asked: BindingRequest, unit: DeviceUnit, devices: int) -> Pre
 def preset_for_ranks(
     presets: Iterable[PresetSpec], ranks_per_node: int, unit: DeviceUnit, *, devices: int, ranks_per_device: int | None
 ) -> PresetSpec | None:
-    """The default preset for so many ranks. With `ranks_per_device` only one that shares all devices in that way."""
+    """The default preset for this number of ranks.
+
+    With `ranks_per_device`, only a preset that shares all devices in this way.
+    """
     for preset in presets:
         shares = ranks_per_device is None or preset.ranks_per_node == ranks_per_device * devices
         if preset.default and preset.ranks_per_node == ranks_per_node and preset.device_unit in {None, unit} and shares:
@@ -157,7 +160,7 @@ def preset_for_ranks(
 
 
 def effective_unit(asked: BindingRequest, topology: Topology) -> DeviceUnit:
-    """What one device is in the binding of this asked: said by the user, else by a named preset, else as counted."""
+    """The device unit of the binding: the user's, then that of a named preset, then that of the topology."""
     preset = named_preset(asked)
     wanted = preset.device_unit if preset else None
     if preset and wanted and asked.device_unit and wanted != asked.device_unit:

@@ -1,4 +1,4 @@
-"""The invariants of a binding, the same for presets, computed maps and a user's own list. Pure."""
+"""The invariants of a binding. They are the same for presets, computed maps and a user's list. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ BrokenInvariant = Literal["numbering", "missing", "not-allowed", "reserved", "ov
 
 
 def problems_of(binding: Binding, topology: Topology) -> tuple[Finding, ...]:
-    """What is wrong with a binding of this node, one finding per broken invariant.
+    """The problems of a binding on this node, one finding per broken invariant.
 
-    `missing`, `not-allowed` and `device` may only mean that this is a part of a node."""
+    `missing`, `not-allowed` and `device` may only mean that the job has a part of a node.
+    """
     topology = in_unit(topology, binding.device_unit)
     return (
         *_numbering(binding),
@@ -49,7 +50,7 @@ def _devices(binding: Binding, topology: Topology) -> Iterable[Finding]:
 
 
 def _cpus(binding: Binding, topology: Topology) -> Iterable[Finding]:
-    """Every CPU of a rank exists, is allowed, and its core belongs to nobody else."""
+    """Check that every CPU of a rank exists, is allowed, and that its core is not used by others."""
     allowed = set(topology.allowed or topology.cpus)
     forbidden: tuple[tuple[BrokenInvariant, str, set[int]], ...] = (
         ("reserved", "the system reserves", whole_cores(topology, topology.reserved)),
@@ -72,7 +73,7 @@ def _cpus(binding: Binding, topology: Topology) -> Iterable[Finding]:
 
 
 def whole_cores(topology: Topology, cpus: Iterable[int]) -> set[int]:
-    """The CPUs and their siblings: a rank on the other thread of a busy core is in its way too."""
+    """The CPUs and their siblings, because a rank on the other thread of a busy core also disturbs it."""
     wanted = set(cpus)
     return {cpu for core in topology.cores if wanted.intersection(core.cpus) for cpu in core.cpus}
 
@@ -91,10 +92,11 @@ def _overlaps(binding: Binding) -> Iterable[Finding]:
 
 
 def _distances(binding: Binding, topology: Topology) -> Iterable[Finding]:
-    """Ranks sit in the socket of their device, and in its NUMA domain or in one of that socket that has no device.
+    """Check that ranks are close to their device.
 
-    A level with fewer usable cores than ranks of its devices binds nobody: on part of a node the nearest core may well
-    be far away. The only rank of a node, whose devices are all of them, may be anywhere.
+    A rank must be in the socket of its device. It must also be in the device's NUMA domain, or in a domain of that
+    socket that has no device. A level with fewer usable cores than ranks of its devices is not checked, because on part
+    of a node the nearest core may be far away. The only rank of a node, which has all devices, may be anywhere.
     """
     if len(binding.ranks) == 1 and len(binding.ranks[0].devices) > 1:
         return
@@ -126,7 +128,7 @@ def _far_text(rank: RankBinding, cores: set[int], level: str, homes: set[int]) -
 
 
 def _levels_that_suffice(binding: Binding, topology: Topology) -> tuple[bool, bool]:
-    """Whether each NUMA domain, and each socket, has a usable core for every rank whose device is there."""
+    """Whether each NUMA domain, and each socket, has a usable core for every rank whose device is in it."""
     taken = whole_cores(topology, (*binding.agent_cpus, *binding.comm_cpus))
     usable = [core for core in topology.usable_cores() if not taken.intersection(core.cpus)]
     socket_of = {core.numa: core.socket for core in topology.cores}

@@ -1,4 +1,4 @@
-"""A node as its site describes it, for plans made away from the machine, and as a probe of the machine sees it."""
+"""The topology of a node: from its site's description, for plans made on another machine, and from a probe."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _GB = 1_000_000_000
 def topology_from_spec(
     node: NodeSpec, devices: DeviceSpec, *, unit: DeviceUnit | None = None, where: str = "node"
 ) -> Topology:
-    """The documented node, its devices counted in `unit` (the hardware's default one where None).
+    """The documented node, with its devices counted in `unit` (None: the hardware's default).
 
-    A description without cores gives an empty topology: ranks of such a node are left unbound. One that contradicts
-    itself is a `ConfigError` that names `where`.
+    A description without cores gives an empty topology, and ranks of such a node are left unbound. Raises `ConfigError`
+    that names `where` for a description that contradicts itself.
     """
     domains = node.domains or _single_domain(node)
     caches = tuple(parse_cpulist(text) for text in node.l3)
@@ -43,10 +43,10 @@ def topology_from_spec(
 
 
 def complete_probe(probed: Topology, described: Topology) -> Topology:
-    """The probed node with what a probe cannot see filled in from the description of the same hardware.
+    """The probed node, completed from the description of the same hardware.
 
-    The system's own cores are no secret of /sys, and some drivers do not say which NUMA domain a device is near. Where
-    the two disagree about the hardware itself (number of CPUs), the description is not of this node and is left out.
+    /sys does not show the system's reserved cores, and some drivers do not report the NUMA domain of a device. If the
+    two disagree about the hardware itself (number of CPUs), the description is of another node and is not used.
     """
     if set(probed.cpus) - set(described.cpus):
         return probed
@@ -60,8 +60,11 @@ def complete_probe(probed: Topology, described: Topology) -> Topology:
 
 
 def spec_of_topology(seen: Topology) -> tuple[tuple[NodeSpec, DeviceSpec] | None, str]:
-    """The description of a node that was looked at, devices counted in cards, such that `topology_from_spec` gives the
-    same node again; None and the reason where a description cannot say what was seen."""
+    """The description of a probed node, with devices counted in cards.
+
+    `topology_from_spec` gives the same node again. Returns None and the reason if a description cannot express the
+    node.
+    """
     cards = in_unit(seen, "card")
     if not seen.cores:
         return None, "its cores could not be read"
@@ -101,7 +104,7 @@ def _domain_of(seen: Topology, nics: tuple[Nic, ...], numa: int) -> DomainSpec:
 
 
 def _caches_of(seen: Topology) -> tuple[str, ...]:
-    """CPU lists of the last-level caches; none where each NUMA domain has one of its own."""
+    """CPU lists of the last-level caches, or none if each NUMA domain has exactly one."""
     caches: dict[int, list[int]] = {}
     for core in seen.cores:
         caches.setdefault(core.l3, []).extend(core.cpus)
@@ -120,7 +123,7 @@ def _device_spec_of(cards: Topology) -> DeviceSpec:
 
 
 def _alike(described: Topology, seen: Topology) -> bool:
-    """Whether ranks would be bound in the same way; numbers of domains and caches are names only."""
+    """Whether ranks would be bound in the same way. Numbers of domains and caches are only names."""
 
     def shape(node: Topology) -> tuple[object, ...]:
         numa = {number: index for index, number in enumerate(node.numas)}
@@ -142,7 +145,7 @@ def _fill(device: Device, known: Device | None, *, with_l3: bool) -> Device:
 
 
 def _single_domain(node: NodeSpec) -> tuple[DomainSpec, ...]:
-    """A node of which only the number of cores is known is one domain."""
+    """Describe a node as one domain if only the number of cores is known."""
     if node.cores <= 0:
         return ()
     return (DomainSpec(cpus=f"0-{node.cores * node.threads_per_core - 1}"),)
@@ -151,7 +154,10 @@ def _single_domain(node: NodeSpec) -> tuple[DomainSpec, ...]:
 def _cores(
     node: NodeSpec, domains: tuple[DomainSpec, ...], caches: tuple[tuple[int, ...], ...], where: str
 ) -> tuple[Core, ...]:
-    """Cores of all domains. Linux mostly numbers first threads before second ones: siblings lie half a domain apart."""
+    """Cores of all domains.
+
+    Linux usually numbers first threads before second ones, so siblings are half a domain apart.
+    """
     threads = max(1, node.threads_per_core)
     cache_of = {cpu: index for index, cpus in enumerate(caches) for cpu in cpus}
     seen: dict[int, int] = {}
@@ -227,7 +233,7 @@ def _nics(node: NodeSpec, domains: tuple[DomainSpec, ...]) -> tuple[Nic, ...]:
 
 
 def _inside(cpus: tuple[int, ...], cores: tuple[Core, ...], where: str) -> tuple[int, ...]:
-    """The CPUs, all of which must exist where the node is described at all."""
+    """The CPUs, all of which must exist if the node is described."""
     strange = set(cpus) - {cpu for core in cores for cpu in core.cpus} if cores else set()
     if strange:
         raise ConfigError(
@@ -245,16 +251,17 @@ def probe_topology(
     allowed_by: AllowedBy = "mask",
     arch: str | None = None,
 ) -> Topology:
-    """This node as the job sees it, devices counted in tiles. `vendor` looks for devices of one maker only.
+    """The topology of this node in this job, with devices counted in tiles.
 
-    `allowed_by` says whether the CPUs to use are this process's own (`mask`) or the whole job's (`cgroup`).
+    `vendor` restricts the search to devices of one vendor. `allowed_by` selects the CPUs to use: those of this process
+    (`mask`) or of the whole job (`cgroup`).
     """
     found = read_node((str(sys_root), str(proc_root), str(dev_root)), allowed_by=allowed_by, vendor=vendor)
     return topology_of(found if arch is None else {**found, "arch": arch})
 
 
 def topology_of(hardware: dict[str, Any]) -> Topology:
-    """The topology from what `node.probe.main.read_node` returned. Raises `msgspec.ValidationError`."""
+    """The topology from the result of `node.probe.main.read_node`. Raises `msgspec.ValidationError`."""
     node = msgspec.convert({**hardware, "probed": True}, Topology)
     known = set(node.cpus)
     allowed = tuple(cpu for cpu in node.allowed if cpu in known)
@@ -263,7 +270,7 @@ def topology_of(hardware: dict[str, Any]) -> Topology:
 
 
 def _at_home(node: Topology) -> Topology:
-    """Devices and interfaces of a node with a single domain are in it, even where the firmware does not say so."""
+    """Put devices and interfaces of a node with a single domain into it, even if the firmware does not report it."""
     if len(node.numas) != 1:
         return node
     return msgspec.structs.replace(
@@ -274,9 +281,10 @@ def _at_home(node: Topology) -> Topology:
 
 
 def _with_caches(node: Topology) -> tuple[Device, ...]:
-    """Devices paired with caches where a domain has as many of the one as of the other.
+    """Pair devices with caches if a domain has the same number of both.
 
-    The kernel knows domains only. On an MI250X node each die hangs on one cache of its domain, in the order of both.
+    The kernel reports only domains. On an MI250X node each die is attached to one cache of its domain, in the order of
+    both.
     """
     caches = {numa: sorted({core.l3 for core in node.cores if core.numa == numa}) for numa in node.numas}
     paired: list[Device] = []

@@ -1,7 +1,7 @@
-"""The map of a node as text: which rank is on which core, next to which device and interface. Pure.
+"""The map of a node as text: ranks, cores, devices and interfaces. Pure.
 
-One cell is one core. A reader should see at a glance that no rank straddles a domain, sits on a reserved core, or is
-far from its device; the table below has the exact numbers.
+One cell is one core. The map shows at a glance that no rank straddles a domain, uses a reserved core, or is far from
+its device. The table below has the exact numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RUN = 8
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _DIM, _ALARM = 90, 31
 _TWO_TABLES = 16
-"""From this many ranks on, the table is set in two halves side by side."""
+"""From this many ranks on, the table has two halves side by side."""
 
 
 def draw_node(binding: Binding, topology: Topology, *, width: int = 100, color: bool = False) -> str:
@@ -106,7 +106,7 @@ def core_marks(binding: Binding, topology: Topology) -> dict[int, str]:
 
 
 def _domains(topology: Topology, marks: dict[int, str], width: int) -> list[str]:
-    """The domains, on one line each where all of them fit, else with their cores on lines of their own."""
+    """The domains, on one line each if all of them fit. Otherwise their cores are on separate lines."""
     rows = [_Row(topology, numa, marks) for numa in topology.numas]
     columns = [max(len(text) for text in column) for column in zip(*(row.one_line for row in rows), strict=True)]
     together = sum(columns) + 2 * len(columns) <= width
@@ -126,7 +126,7 @@ def _domains(topology: Topology, marks: dict[int, str], width: int) -> list[str]
 
 
 class _Row:
-    """What there is to say of one NUMA domain."""
+    """The text parts of one NUMA domain."""
 
     def __init__(self, topology: Topology, numa: int, marks: dict[int, str]) -> None:
         cores = sorted((core for core in topology.cores if core.numa == numa), key=lambda core: core.id)
@@ -167,7 +167,7 @@ def runs_of_cores(cores: Sequence[Core]) -> list[list[Core]]:
 
 
 def _numbers(devices: Sequence[Device]) -> str:
-    """Device numbers; in ranges only when there are many, because 4 and 5 read better than 4-5."""
+    """Device numbers, as ranges only if there are many, because 4 and 5 is easier to read than 4-5."""
     numbers = [device.index for device in devices]
     return format_cpulist(numbers) if len(numbers) > 2 else " ".join(str(number) for number in numbers)
 
@@ -179,7 +179,7 @@ def _folded(names: Sequence[str]) -> str:
 
 
 def _homeless(topology: Topology) -> list[str]:
-    """Devices and interfaces whose domain nobody knows."""
+    """Devices and interfaces whose domain is unknown."""
     known = set(topology.numas)
     devices = [device for device in topology.devices if device.numa not in known]
     nics = [nic.name for nic in topology.nics if nic.numa not in known]
@@ -207,7 +207,7 @@ def _legend(binding: Binding, topology: Topology, marks: dict[int, str], width: 
 
 
 def cell_text(binding: Binding, topology: Topology) -> str:
-    """What one cell stands for: a core, and how many of its threads a rank has."""
+    """The meaning of one cell: a core, and how many of its threads a rank has."""
     threads = max(len(core.cpus) for core in topology.cores)
     owned = {cpu for rank in binding.ranks for cpu in rank.cpus}
     used = {len(owned.intersection(core.cpus)) for core in topology.cores} - {0}
@@ -219,7 +219,7 @@ def cell_text(binding: Binding, topology: Topology) -> str:
 
 
 def _table(binding: Binding, topology: Topology, width: int) -> list[str]:
-    """Local rank to CPUs, device, domain and interface; many ranks in two halves side by side."""
+    """Table of CPUs, device, domain and interface by local rank. Many ranks are in two halves side by side."""
     columns: list[tuple[str, Callable[[RankBinding], str]]] = [
         ("rank", lambda rank: str(rank.local_rank)),
         ("cpus", lambda rank: format_cpulist(rank.cpus) or "not bound"),
@@ -251,7 +251,7 @@ def _is_map(line: str) -> bool:
 
 
 def _painted(line: str, binding: Binding) -> str:
-    """The line with its cells in colours: neighbours differ, what is nobody's is dim."""
+    """The line with coloured cells: neighbours differ, and unused cells are dim."""
     number_of = {rank_mark(rank.local_rank): rank.local_rank for rank in reversed(binding.ranks)}
     start, end = line.index("|"), line.rindex("|")
     cells = []

@@ -1,7 +1,7 @@
 """The map of a node as a picture (SVG): sockets, NUMA domains, cores by rank, devices and interfaces. Pure.
 
-The same marks as the map in text (`draw`), one cell for one core. Ranks are told apart by colour and by their number;
-a device has the colour of the rank that uses it. A file of its own: it needs no style of a page.
+It uses the same marks as the map in text (`draw`), with one cell per core. Ranks differ by colour and number. A device
+has the colour of the rank that uses it. The file is self-contained and needs no style sheet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COLOURS = 8  # classes r0 to r7 of `data/node.css`
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Node:
-    """What is drawn: the node, the mark of each core, and the rank that a mark stands for."""
+    """The input of the drawing: the node, the mark of each core, and the rank of each mark."""
 
     binding: Binding
     topology: Topology
@@ -34,7 +34,7 @@ class _Node:
 
 
 def node_picture(binding: Binding, topology: Topology, title: str) -> str:
-    """The node with its ranks as the text of an SVG file. A node without cores has nothing to draw: empty."""
+    """The node with its ranks as the text of an SVG file. Empty for a node without cores."""
     topology = in_unit(topology, binding.device_unit)
     if not topology.cores:
         return ""
@@ -65,7 +65,7 @@ def _box(kind: str, x: int, y: int, size: tuple[int, int], radius: int, said: st
 
 
 def _socket(node: _Node, socket: int, y: int) -> tuple[list[str], int]:
-    """The domains of one socket, in a frame where there are several sockets; and where the next begins."""
+    """The domains of one socket, with a frame if there are several sockets, and the start of the next socket."""
     several = len(node.topology.sockets) > 1
     body: list[str] = []
     top = y
@@ -85,7 +85,7 @@ def _socket(node: _Node, socket: int, y: int) -> tuple[list[str], int]:
 
 
 def _domain(node: _Node, numa: int, cores: Sequence[Core], y: int) -> tuple[list[str], int]:
-    """Cores in runs that share a cache, devices and interfaces; and the height of it all."""
+    """Cores in runs that share a cache, devices and interfaces, and the total height."""
     body: list[str] = []
     top, rows = y + 26, 0
     for number, run in enumerate(runs_of_cores(cores)):
@@ -113,7 +113,7 @@ def _cell(node: _Node, x: int, y: int, mark: str, said: str) -> Iterator[str]:
 
 
 def _boxes(node: _Node, devices: Sequence[Device], nics: Sequence[str], y: int) -> tuple[list[str], int]:
-    """Devices, and below them interfaces; and how many lines of boxes that were."""
+    """Devices, and below them interfaces, and the number of lines of boxes."""
     users = {device: rank.local_rank for rank in reversed(node.binding.ranks) for device in rank.devices}
     body: list[str] = []
     line = -1
@@ -137,7 +137,7 @@ def _boxes(node: _Node, devices: Sequence[Device], nics: Sequence[str], y: int) 
 
 
 def _homeless(node: _Node, y: int) -> tuple[list[str], int]:
-    """Devices and interfaces whose domain nobody knows."""
+    """Devices and interfaces whose domain is unknown."""
     known = set(node.topology.numas)
     devices = [device for device in node.topology.devices if device.numa not in known]
     nics = [nic.name for nic in node.topology.nics if nic.numa not in known]

@@ -1,6 +1,6 @@
-"""Cores shared out: evenly among the devices near them, or among ranks of a node without devices. Pure arithmetic.
+"""Divide cores among the devices near them, or among ranks of a node without devices. Pure arithmetic.
 
-Also devices counted as tiles or as cards, and the network interface that is nearest to a rank.
+Also counts devices as tiles or as cards, and finds the nearest network interface of a rank.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from windlass.model.topology import Core, Device, DeviceUnit, Nic, Topology
 
 
 def in_unit(topology: Topology, unit: DeviceUnit | None) -> Topology:
-    """The topology with its devices counted in `unit`. None, or a unit that it already has, changes nothing.
+    """The topology with its devices counted in `unit`. None, or the unit that it already has, changes nothing.
 
-    A card cannot be taken apart again, so keep the topology in tiles and call this last.
+    A card cannot be split again, so keep the topology in tiles and call this last.
     """
     if unit != "card" or topology.unit == "card":
         return topology
@@ -44,21 +44,23 @@ def _card(card: int, tiles: list[Device]) -> Device:
 
 
 def _common(values: list[int | None]) -> int | None:
-    """The value that all share, else None: two tiles next to two caches are next to the domain that holds both."""
+    """The value that all have in common, otherwise None. Two tiles next to two caches are next to the domain that
+    contains both.
+    """
     return values[0] if len(set(values)) == 1 else None
 
 
 def fabric_nics(topology: Topology) -> tuple[Nic, ...]:
-    """Interfaces that ranks should use: the fastest of those with an RDMA or CXI device, else the fastest of all."""
+    """Interfaces for the ranks: the fastest with an RDMA or CXI device, otherwise the fastest of all."""
     direct = tuple(nic for nic in topology.nics if nic.device) or topology.nics
     fastest = max((nic.speed_mbits for nic in direct), default=0)
     return tuple(nic for nic in direct if nic.speed_mbits == fastest)
 
 
 def nearest_nics(topology: Topology, ranks: tuple[RankBinding, ...]) -> tuple[str | None, ...]:
-    """The interface of each rank: in its NUMA domain, else in its socket; neighbours take turns.
+    """The interface of each rank: in its NUMA domain, or in its socket. Neighbouring ranks take turns.
 
-    None where there is no telling: a rank without a domain, or interfaces that do not say where they are.
+    None if the location is unknown: for a rank without a domain, or for interfaces that do not report theirs.
     """
     nics = fabric_nics(topology)
     turns: dict[tuple[str, ...], int] = {}
@@ -78,7 +80,7 @@ def nearest_nics(topology: Topology, ranks: tuple[RankBinding, ...]) -> tuple[st
 
 
 def _near(topology: Topology, nics: tuple[Nic, ...], numa: int | None) -> tuple[str, ...]:
-    """Names of the interfaces nearest to a domain; nothing where that would be a guess."""
+    """Names of the interfaces nearest to a domain. Empty if that would be a guess."""
     if len(nics) == 1:
         return (nics[0].name,)
     socket_of = {core.numa: core.socket for core in topology.cores}
@@ -97,18 +99,20 @@ Cores = tuple[Core, ...]
 Level = Literal["L3 cache", "NUMA domain", "socket", "node"]
 _LEVELS: tuple[Level, ...] = ("L3 cache", "NUMA domain", "socket", "node")
 _EVEN_ENOUGH = 0.75
-"""Share of the even split that a rank may lose so that it does not straddle a domain. Three ranks on two domains of
-eight cores get four cores each and not five, one of them across; two ranks on four domains get two domains each."""
+"""Share of the even split that a rank keeps at least, when windlass avoids that ranks straddle a domain. Three ranks on
+two domains of eight cores get four cores each, not five with one rank across domains. Two ranks on four domains get two
+domains each.
+"""
 
 
 def share_among_devices(
     topology: Topology, devices: Sequence[Device], cores: Cores, *, ranks_per_device: int
 ) -> tuple[dict[int, Cores], Level] | None:
-    """Cores of each device by its index, and the level that they were split at; None where ranks outnumber cores.
+    """Cores of each device by its index, and the level at which they were split. None for more ranks than cores.
 
-    The nearest level at which every rank gets a core is taken for all devices: their own cache, their NUMA domain
-    (with the domains of the socket that have no device), their socket, the node. Devices of a level get equal shares,
-    what is left over stays idle.
+    All devices use the nearest level at which every rank gets a core: their own cache, their NUMA domain (with the
+    domains of the socket that have no device), their socket, the node. Devices of a level get equal shares, and the
+    remaining cores stay idle.
     """
     homes = device_homes(topology, devices)
     for level in _LEVELS if any(device.l3 is not None for device in devices) else _LEVELS[1:]:
@@ -119,7 +123,10 @@ def share_among_devices(
 
 
 def device_homes(topology: Topology, devices: Sequence[Device]) -> dict[int, int]:
-    """NUMA domain of each device. Devices that do not say theirs are spread over the domains in order: a guess."""
+    """NUMA domain of each device.
+
+    Devices that do not report theirs are spread over the domains in order. This is a guess.
+    """
     numas = topology.numas or (0,)
     ordered = sorted(topology.devices, key=lambda device: device.index)
     place = {device.index: position for position, device in enumerate(ordered)}
@@ -133,7 +140,7 @@ def device_homes(topology: Topology, devices: Sequence[Device]) -> dict[int, int
 
 
 def first_core_of(topology: Topology, device: Device, home: int) -> int:
-    """Number of the first core next to a device: what orders devices along the cores."""
+    """Number of the first core next to a device. It orders devices along the cores."""
     near = [core.id for core in topology.cores if core.numa == home and device.l3 in {None, core.l3}]
     return min(near, default=min((core.id for core in topology.cores if core.numa == home), default=0))
 
@@ -179,7 +186,10 @@ def _caches_are_told(devices: Sequence[Device], homes: dict[int, int], home: int
 
 
 def _domains_without_device(topology: Topology, homes: dict[int, int]) -> dict[int, int]:
-    """Domains that have no device at all, each lent to a domain of its socket that has one: the least lent-to first."""
+    """Assign each domain without a device to a domain of its socket that has one.
+
+    The domain with the fewest assigned domains comes first.
+    """
     socket_of = {core.numa: core.socket for core in topology.cores}
     told = device_homes(topology, topology.devices)
     lent: dict[int, int] = {}
@@ -192,9 +202,9 @@ def _domains_without_device(topology: Topology, homes: dict[int, int]) -> dict[i
 
 
 def _runs(cores: Cores, devices: Sequence[Device], least: int) -> list[Cores]:
-    """Equal runs of cores per tile: a card of two tiles gets exactly what its two tiles would have got.
+    """Equal runs of cores per tile: a card of two tiles gets exactly the cores of its two tiles.
 
-    Where that leaves a device less than `least`, runs are equal per device.
+    If this leaves a device less than `least`, runs are equal per device.
     """
     per_tile = len(cores) // sum(device.tiles for device in devices)
     if per_tile * min(device.tiles for device in devices) < least:
@@ -208,13 +218,13 @@ def _runs(cores: Cores, devices: Sequence[Device], least: int) -> list[Cores]:
 
 
 def even_runs(cores: Cores, parts: int) -> list[Cores]:
-    """`parts` equal runs of cores; the remainder is left out."""
+    """`parts` equal runs of cores. The remainder is left out."""
     size = len(cores) // parts
     return [cores[index * size : (index + 1) * size] for index in range(parts)]
 
 
 def share_among_ranks(cores: Cores, ranks: int) -> list[Cores] | None:
-    """Equal runs for ranks of a node without devices, within domains where that costs little; None if too few."""
+    """Equal runs for ranks of a node without devices, within domains if that costs little. None if too few cores."""
     if ranks > len(cores):
         return None
     levels: tuple[Callable[[Core], int], ...] = (lambda c: c.numa, lambda c: c.socket, lambda c: 0)
@@ -235,7 +245,7 @@ def share_among_ranks(cores: Cores, ranks: int) -> list[Cores] | None:
 
 
 def _largest_size(sizes: Sequence[int], ranks: int) -> int:
-    """The most cores that each of `ranks` ranks can have without straddling one of the groups."""
+    """The largest number of cores that each of `ranks` ranks can have without straddling one of the groups."""
     for size in range(sum(sizes) // ranks, 0, -1):
         if sum(group // size for group in sizes) >= ranks:
             return size
@@ -243,7 +253,7 @@ def _largest_size(sizes: Sequence[int], ranks: int) -> int:
 
 
 def _spread(slots: Sequence[int], ranks: int) -> list[int]:
-    """How many ranks each group takes: as even as the slots allow."""
+    """The number of ranks of each group, as even as the slots allow."""
     counts = [0] * len(slots)
     for _ in range(ranks):
         free = [index for index in range(len(slots)) if counts[index] < slots[index]]
