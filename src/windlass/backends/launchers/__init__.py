@@ -1,4 +1,4 @@
-"""Launchers: what starts one process per rank on the nodes of an allocation. One row per backend."""
+"""Launchers, which start one process per rank on the nodes of an allocation. One table row per backend."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _BACKENDS = {
 _MPIEXEC = (
     ("pals", re.compile(r"/pals/|\bPALS\b")),
     ("openmpi", re.compile(r"Open ?RTE|Open MPI|PRRTE")),
-    ("hydra", re.compile(r"HYDRA|Intel\(R\) MPI")),  # Intel's is hydra with its own version text
+    ("hydra", re.compile(r"HYDRA|Intel\(R\) MPI")),  # Intel MPI uses hydra with a different version text
 )
 
 
 def mpiexec_kind(path: str, version: str) -> str | None:
-    """The launcher of an mpiexec by its path, links followed, and by what it prints with --version."""
+    """Identify an mpiexec by its path, with symbolic links resolved, and by its --version output."""
     return next((name for name, sign in _MPIEXEC if sign.search(f"{path}\n{version}")), None)
 
 
@@ -34,7 +34,7 @@ def launcher_names() -> tuple[str, ...]:
 
 
 def get_launcher(name: str) -> Launcher:
-    """The backend of this name; an unknown name is a `UsageError` with the nearest one."""
+    """Return the backend of this name. An unknown name raises a `UsageError` that suggests the nearest one."""
     if name not in _BACKENDS:
         raise unknown_name("launcher", name, _BACKENDS)
     module, attribute = _BACKENDS[name]

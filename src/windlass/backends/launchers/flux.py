@@ -1,5 +1,8 @@
-"""Flux's `flux run`, inside a batch job's own instance. Binds lists and labels lines. It is not asked to end the others
-when a rank fails: exit-on-error loses the last words of that rank, and judges only the first rank that ends."""
+"""Flux's `flux run` in the instance of a batch job. Binds to CPU lists and labels lines.
+
+It does not use exit-on-error to end the other ranks when a rank fails. exit-on-error loses the last output of that
+rank, and checks only the first rank that ends.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +38,13 @@ _STAMP = re.compile(r"\A\d+\.\d+s: (?:flux-shell\[|job\.)|\Aflux-(?:job|shell|ru
 _EXEC_LOST = re.compile(r"\Aflux-exec: Error: rank (\d{1,9}): ")
 _STEP = "windlass-step"
 _NOT_FOUND = 127
-# `flux job attach`, which waits below `flux run`, hands signals on since 0.73 alone; a job that waits has no tasks yet.
+# `flux job attach`, which waits below `flux run`, forwards signals only since 0.73. A pending job has no tasks yet.
 _SIGNAL_STEP = (
     'ids=$(flux jobs --no-header --filter=pending,running --format="{id}" --name="$1"); '
     'for id in $ids; do flux job kill --signal="$2" "$id" || [ "$2" != SIGTERM ] || flux cancel "$id"; done; '
     '[ -n "$ids" ] || [ "$2" != SIGTERM ] || kill -TERM "$3"'
 )
-# A task of `flux exec` knows the rank of its broker alone; `$1` are the brokers of the step, in the order of its hosts.
+# A task of `flux exec` knows only the rank of its broker. `$1` lists the brokers of the step in the order of its hosts.
 _FIND_PLACE = (
     "r=$(flux getattr rank) || exit 3; n=0; IFS=,; "
     'for p in $1; do a=${p%-*} b=${p#*-}; [ "$r" -ge "$a" ] && [ "$r" -le "$b" ] && { n=$((n + r - a)); break; }; '
@@ -71,8 +74,10 @@ class FluxRun(Launcher):
         return with_site(_defaults(spec, site.executable or self.executable), site.arguments)
 
     def node_step(self, spec: NodeStepSpec) -> NodeStep:
-        """`flux exec` on the brokers of the nodes: a `flux run` would wait for ever behind the ranks, which hold their
-        nodes alone. Tasks have no standard input and are ended by SIGTERM, which flux exec forwards."""
+        """`flux exec` on the brokers of the nodes.
+
+        A `flux run` would wait for ever, because the ranks hold their nodes exclusively. Tasks have no standard input.
+        SIGTERM ends them, and flux exec forwards it."""
         executable = spec.executable or self.executable
         return NodeStep(
             arguments=tuple(_node_step(spec, executable)),
@@ -82,14 +87,16 @@ class FluxRun(Launcher):
         )
 
     def parse_line(self, line: str) -> tuple[int | None, str]:
-        """`3: text`; lines of the shells and of flux-job begin with a time or their name."""
+        """`3: text`. Lines of the shells and of flux-job start with a time or their name."""
         return own_message(line) if _STAMP.match(line) else parse_label(line)
 
     def signal_argv(self, step_name: str, sig: signal.Signals, pid: int) -> tuple[str, ...] | None:
         return ("sh", "-c", _SIGNAL_STEP, "sh", step_name, sig.name, str(pid))
 
     def lost_place(self, message: str, argv: tuple[str, ...]) -> int | None:
-        """`flux-exec: Error: rank 3: sh: No route to host`, as soon as a broker is lost; by rank of the broker."""
+        """Parse `flux-exec: Error: rank 3: sh: No route to host`, which appears as soon as a broker is lost.
+
+        The number is the rank of the broker."""
         found = _EXEC_LOST.match(message)
         if found is None or _STEP not in argv[:-1]:
             return None
@@ -98,8 +105,9 @@ class FluxRun(Launcher):
         return order.index(int(found[1])) if int(found[1]) in order else None
 
     def parse_failure(self, messages: Iterable[str], exit_code: int) -> RankFailure | None:
-        """The task that exit-on-error names, else the first exception: a lost shell or node, a time limit, a request
-        that cannot be met."""
+        """The task that exit-on-error names, or otherwise the first exception.
+
+        An exception is a lost shell or node, a time limit, or a request that cannot be met."""
         exception: RankFailure | None = None
         for message in messages:
             rank, text = self.parse_line(message)

@@ -1,5 +1,8 @@
-"""MPICH's hydra mpiexec (4.x and 5.x). The rank script binds, because hydra's own lists name no rank, and stays the
-parent, because hydra neither says which rank failed nor ends the others when a rank that never called MPI fails."""
+"""MPICH's hydra mpiexec (4.x and 5.x).
+
+The rank script binds, because hydra's CPU lists name no rank. The rank script stays the parent for two reasons. hydra
+does not name the failed rank, and it does not end the others if a rank that never called MPI fails.
+"""
 
 from __future__ import annotations
 
@@ -37,20 +40,20 @@ class Hydra(Launcher):
     binds_lists = False
     names_failed_rank = False
     ends_others = False
-    carrier = signal.SIGALRM  # it dies of SIGUSR2 and SIGHUP
+    carrier = signal.SIGALRM  # SIGUSR2 and SIGHUP kill hydra
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
         return with_site(_defaults(spec, site.executable or self.executable), site.arguments)
 
     def node_step(self, spec: NodeStepSpec) -> NodeStep:
-        """hydra gives its standard input to rank 0 alone: a signal ends the step, and so does the loss of a node."""
+        """A signal or the loss of a node ends the step, because hydra gives its standard input only to rank 0."""
         in_file = spec.host_file if spec.hosts else None
         return NodeStep(
             arguments=tuple(_node_step(spec, spec.executable or self.executable)),
             host_file=in_file,
             host_file_text="".join(f"{host}:1\n" for host in spec.hosts) if in_file else "",
             place=self.variables.rank,
-            environment=(("SLURM_OVERLAP", "1"),),  # inside Slurm its proxies are a step that would wait for the ranks
+            environment=(("SLURM_OVERLAP", "1"),),  # in Slurm its proxies are a step that would wait for the ranks
         )
 
     def host_file_text(self, hosts: Iterable[str], spec: LaunchSpec) -> str | None:
@@ -64,7 +67,7 @@ class Hydra(Launcher):
         return labelled_pieces(_LABEL, line)
 
     def parse_failure(self, messages: Iterable[str], exit_code: int) -> RankFailure | None:
-        """Host and signal from its banner; it does not say the rank."""
+        """Host and signal from hydra's banner, which does not name the rank."""
         host: str | None = None
         code: int | None = None
         for message in messages:

@@ -1,6 +1,6 @@
-"""The local launcher: windlass itself starts one process per rank on this machine and holds their pipes.
+"""The local launcher: windlass starts one process per rank on this machine and reads their pipes.
 
-There is no command in front of the rank script. The rank script binds, and windlass, as the parent, knows every end.
+No command precedes the rank script. The rank script binds. windlass is the parent and sees the exit of every rank.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Local(Launcher):
     multi_node = False
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
-        """Nothing in front of the program; more than one node is a `UsageError`."""
+        """No arguments before the program. More than one node raises a `UsageError`."""
         if spec.nodes != 1:
             raise UsageError(
                 f"the local launcher starts ranks on this machine only, not on {spec.nodes} nodes",
@@ -47,5 +47,5 @@ class Local(Launcher):
         return NodeStep(place=(PLACE_VARIABLE,), environment=((PLACE_VARIABLE, "0"),), follows_stdin=True)
 
     def parse_line(self, line: str) -> tuple[int | None, str]:
-        """Lines as windlass labels them when it writes the node's log."""
+        """Parse lines with the labels that windlass writes into the node's log."""
         return parse_label(line)

@@ -1,9 +1,12 @@
-"""Open MPI's mpirun, 4.x and 5.x: only options that both take. Its lists of CPUs differ between the two, so the rank
-script binds. It ends all ranks when one fails, but passes on only the variables it is told to, and where a signal ended
-a rank on a busy machine it does not always say which one: the rank script stays the parent.
+"""Open MPI's mpirun, 4.x and 5.x, with options that both accept.
 
-4.1 labels in a buffer of 8 KiB what it reads in pieces of 4 KiB: a burst of hundreds of lines shorter than their labels
-(about 14 characters) is cut off there, in silence. Lines of ordinary length arrive whole."""
+The rank script binds, because the CPU lists of the two versions differ. mpirun ends all ranks when one fails. It passes
+only the variables that its arguments name. On a busy machine it does not always name the rank that a signal ended, so
+the rank script stays the parent.
+
+4.1 reads output in pieces of 4 KiB and labels them in a buffer of 8 KiB. It silently cuts off a burst of hundreds of
+lines shorter than their labels (about 14 characters). Lines of ordinary length arrive complete.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from windlass.model.origin import Argument, with_site
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
 
-# 4.x: `[1,0]<stdout>:text`; 5.x names the job by its daemon and writes a space: `[prterun-host-99@1,0]<stdout>: text`.
+# 4.x: `[1,0]<stdout>:text`. 5.x names the job by its daemon and adds a space: `[prterun-host-99@1,0]<stdout>: text`.
 _LABEL = re.compile(
     r"\[(?:\d{1,9}|(?P<five>[^\]\s]{0,255}@\d{1,9})),(?P<rank>\d{1,9})\]<(?:stdout|stderr|stddiag)>:(?(five) ?)"
 )
@@ -35,7 +38,7 @@ _SIGNAL = re.compile(
     r"noticed that process rank (?P<rank>\d{1,9}) with PID \d{1,9} on node (?P<host>\S{1,255}) "
     r"exited on\s{1,9}signal (?P<signal>\d{1,9}) \((?P<said>[^)]{0,300})\)"
 )
-# Of variables that are named but not set, and of the signal that stands for another.
+# Messages about variables that are named but not set, and about the carrier signal.
 _NOISE = re.compile(r"Warning: could not find environment variable|\Ampirun: Forwarding signal \d+ to job")
 
 
@@ -43,25 +46,26 @@ class OpenMpi(Launcher):
     name = "openmpi"
     executable = "mpirun"
     variables = RankVariables(
-        # OMPI_COMM_WORLD_NODE_RANK counts the processes of all jobs on a node; it is not the node's number.
+        # OMPI_COMM_WORLD_NODE_RANK counts the processes of all jobs on a node. It is not the node's number.
         rank=("OMPI_COMM_WORLD_RANK", "PMIX_RANK"),
         local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
         world_size=("OMPI_COMM_WORLD_SIZE",),
     )
     output = "stream"
     binds_lists = False
-    finds_hosts = False  # Debian's is built without PBS
+    finds_hosts = False  # Debian builds it without PBS
     names_failed_rank = False
     carrier = signal.SIGALRM
-    hurries = True  # it kills a second after SIGTERM, and all others where one of them then leaves with a code
+    hurries = True  # it kills one second after SIGTERM, and kills all others if one of them then exits with a code
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
         return with_site(_defaults(spec, site.executable or self.executable), site.arguments)
 
     def node_step(self, spec: NodeStepSpec) -> NodeStep:
-        """mpirun gives its standard input to rank 0 alone: a signal ends the step, as does the loss of a node. After
-        SIGTERM it kills within a second, or (`odls_base_sigkill_timeout`) waits for just as long as it is told, even
-        where all tasks have ended; SIGUSR1 it only hands on."""
+        """SIGUSR1 or the loss of a node ends the step, because mpirun gives its standard input only to rank 0.
+
+        mpirun only forwards SIGUSR1. After SIGTERM it kills the tasks within a second. With
+        `odls_base_sigkill_timeout` it waits for exactly that time, even if all tasks have ended."""
         in_file = spec.host_file if spec.hosts else None
         return NodeStep(
             arguments=tuple(_node_step(spec, spec.executable or self.executable)),
@@ -69,7 +73,7 @@ class OpenMpi(Launcher):
             host_file_text="".join(f"{host} slots=1\n" for host in spec.hosts) if in_file else "",
             place=self.variables.rank,
             stop_signal=signal.SIGUSR1,
-            environment=(("SLURM_OVERLAP", "1"),),  # inside Slurm its daemons are a step that would wait for the ranks
+            environment=(("SLURM_OVERLAP", "1"),),  # in Slurm its daemons are a step that would wait for the ranks
         )
 
     def host_file_text(self, hosts: Iterable[str], spec: LaunchSpec) -> str | None:
@@ -85,7 +89,9 @@ class OpenMpi(Launcher):
         return _NOISE.search(message) is not None
 
     def parse_failure(self, messages: Iterable[str], exit_code: int) -> RankFailure | None:
-        """ "The first process to do so was", or the process that a signal ended. 5.x breaks its lines anywhere."""
+        """The process after "The first process to do so was", or the one that a signal ended.
+
+        5.x breaks its lines anywhere."""
         own = [text for rank, text in map(self.parse_line, messages) if rank is None]
         noticed = _SIGNAL.search(" ".join(line.strip() for line in own))
         if noticed:

@@ -1,5 +1,7 @@
-"""Cray PALS mpiexec (Aurora, Polaris and other HPE machines with PBS). Binds lists, labels lines with host and rank,
-ends all ranks when one fails, and says which one it was."""
+"""Cray PALS mpiexec (Aurora, Polaris and other HPE machines with PBS).
+
+It binds to CPU lists, labels lines with host and rank, ends all ranks when one fails, and names that rank.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
 
 _LABEL = re.compile(r"\A[^\s:]+ (\d{1,9}):(?: (.*))?\Z", re.DOTALL)
-# Two of these may stand on one line, because PALS leaves out the newline after "and dumped core".
+# One line can contain two of these messages, because PALS omits the newline after "and dumped core".
 _ENDED = re.compile(
     r"(?:(?<![\w.\-])|(?<=dumped core))(?P<host>[A-Za-z0-9][\w.\-]{0,254}): "
     r"(?:(?P<shepherd>shepherd)|rank (?P<rank>\d{1,9})) "
@@ -48,7 +50,7 @@ class Pals(Launcher):
         return with_site(_defaults(spec, site, site.executable or self.executable), site.arguments)
 
     def node_step(self, spec: NodeStepSpec) -> NodeStep:
-        """Only some of PALS's own tasks read its standard input: the step is ended by a signal."""
+        """A signal ends the step, because only some of PALS's tasks read its standard input."""
         in_file = spec.host_file if spec.hosts else None
         return NodeStep(
             arguments=tuple(_node_step(spec, spec.executable or self.executable)),
@@ -66,8 +68,9 @@ class Pals(Launcher):
         return (int(match.group(1)), match.group(2) or "") if match else own_message(line)
 
     def parse_failure(self, messages: Iterable[str], exit_code: int) -> RankFailure | None:
-        """The first rank that did not die from the SIGTERM with which PALS ends the others. A shepherd is the daemon
-        above a node's ranks: its death is the node's."""
+        """The first rank that did not die from SIGTERM, because PALS ends the others with SIGTERM.
+
+        A shepherd is the daemon above a node's ranks. If it dies, the node counts as failed."""
         first: RankFailure | None = None
         for message in messages:
             if _LABEL.match(message):

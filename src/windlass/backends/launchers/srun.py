@@ -53,8 +53,10 @@ class Srun(Launcher):
     cut_bytes = 1024
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
-        """See the base. Two reasons of Slurm run through it: what is not said is inherited from the job's variables or
-        the site's configuration, and an option given twice loses silently; so everything is said once."""
+        """See the base class. Each option is given explicitly and exactly once.
+
+        An option that is not given is inherited from the job's variables or the site's configuration. Of an option that
+        is given twice, Slurm silently ignores one."""
         defaults = (
             Argument(words=(site.executable or self.executable,), because="the site's launcher"),
             *_shape(spec),
@@ -66,7 +68,7 @@ class Srun(Launcher):
         return with_site(defaults, site.arguments)
 
     def node_step(self, spec: NodeStepSpec) -> NodeStep:
-        """One task per node that overlaps the ranks' step. srun hands its standard input to every task."""
+        """One task per node that overlaps the ranks' step. srun copies its standard input to every task."""
         return NodeStep(
             arguments=tuple(_node_step(spec, spec.executable or self.executable)),
             place=self.variables.node_rank,
@@ -85,20 +87,21 @@ class Srun(Launcher):
         return log_path(path)
 
     def parse_line(self, line: str) -> tuple[int | None, str]:
-        """Labels count only where a rank wrote the line: the daemon's own words carry the first rank's label too."""
+        """The label is valid only for a rank's line, because the daemon's messages have the first rank's label too."""
         rank, text = parse_label(line)
         return (None, text) if _DAEMON.match(text) else (rank, text)
 
     def parse_failure(self, messages: Iterable[str], exit_code: int) -> RankFailure | None:
-        """The first task that srun complained about: it is told of the failure before it begins to end the others. A
-        step that was stopped from outside or never started has no such task: rank None, and srun's words."""
+        """The first task in srun's error messages, because srun reports the failure before it ends the others.
+
+        If the step was stopped from outside or never started, the rank is None and the message is srun's."""
         found: RankFailure | None = None
         for message in messages:
             if found is None:
                 found = _failure(message.strip())
                 if found is not None and not _ABORTED.match(message.strip()):
                     return found
-            elif cancelled := _CANCELLED.search(message):  # why it was aborted
+            elif cancelled := _CANCELLED.search(message):  # the reason for the abort
                 why = (cancelled["why"] or "").lower()
                 return RankFailure(rank=None, said=f"step {cancelled['step']} was cancelled{why}")
         return found
@@ -192,7 +195,7 @@ def _node_step(spec: NodeStepSpec, executable: str) -> Iterator[Argument]:
     yield words("--overlap", "runs beside the ranks on the same CPUs")
     yield words("--mem=0", "takes no share of the memory from the ranks")
     yield words("--cpu-bind=none", "srun binds nothing")
-    if not spec.devices:  # without a word a step sees the devices of the job, and shares them
+    if not spec.devices:  # by default a step sees the devices of the job, and shares them
         yield words("--gres=none", "needs no device")
     yield words("--kill-on-bad-exit=0", "what fails on one node must not end it on the others")
     yield words("--wait=0", "a task that ends first is no reason to kill the others")
@@ -201,7 +204,7 @@ def _node_step(spec: NodeStepSpec, executable: str) -> Iterator[Argument]:
 
 
 def _failure(line: str) -> RankFailure | None:
-    """One complaint of srun as a value, or None for any other line."""
+    """Parse an error message of srun. Returns None for any other line."""
     node = _NODE.match(line)
     if node:
         return RankFailure(rank=None, host=node.group("host"), said=line.partition("error: ")[2])

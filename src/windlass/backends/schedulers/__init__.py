@@ -1,4 +1,4 @@
-"""Schedulers: what gives us nodes. One row per backend."""
+"""Schedulers, which allocate nodes. One table row per backend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def scheduler_names() -> tuple[str, ...]:
 
 
 def get_scheduler(name: str) -> Scheduler:
-    """The backend of this name; an unknown name is a `UsageError` with the nearest one."""
+    """Return the backend of this name. An unknown name raises a `UsageError` that suggests the nearest one."""
     if name not in _BACKENDS:
         raise unknown_name("scheduler", name, _BACKENDS)
     module, attribute = _BACKENDS[name]
@@ -30,5 +30,5 @@ def get_scheduler(name: str) -> Scheduler:
 
 
 def scheduler_of_job(environ: Mapping[str, str]) -> str | None:
-    """The scheduler inside whose job this process runs, by its variables alone; None outside of any."""
+    """The scheduler whose job this process runs in, or None outside a job. Uses only the environment variables."""
     return next((n for n in _BACKENDS if n != "none" and get_scheduler(n).in_allocation(environ)), None)

@@ -1,6 +1,6 @@
-"""What a scheduler is to the rest of windlass: small hooks that build words or text and parse output. All pure.
+"""The interface of a scheduler: small hooks that build arguments or text and parse output. All pure.
 
-`run/` runs the commands. Errors are split in two: a request that is wrong (`UsageError`) and a scheduler that cannot
+`run/` runs the commands. There are two kinds of error: a wrong request (`UsageError`) and a scheduler that cannot
 answer now (`transient`). A state that a backend does not know is UNKNOWN, never an exception.
 """
 
@@ -23,24 +23,24 @@ from windlass.model.site import QueueSpec, SchedulerSpec
 
 
 class SchedulerBusyError(MachineError):
-    """The scheduler cannot answer or accept now; the same request may do later."""
+    """The scheduler cannot answer or accept the request now. The same request may succeed later."""
 
     transient = True
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """One way in which a submission is refused: a pattern of the scheduler's words, what it means, what to do."""
+    """One kind of refused submission: a pattern of the scheduler's message, its meaning, and what to do."""
 
     pattern: str
     means: str
     transient: bool = False
     hint: str | None = None
     codes: tuple[int, ...] = ()
-    """Exit codes that mean the same, for a scheduler whose codes do not depend on the language."""
+    """Exit codes with the same meaning, for a scheduler whose codes do not depend on the language."""
 
 
 def refusals_of(scheduler: str) -> tuple[Refusal, ...]:
-    """Ways in which a scheduler refuses a submission: its part of the table `data/refusals.toml`."""
+    """The kinds of refusal of a scheduler, from the table `data/refusals.toml`."""
     return msgspec.convert(packaged_table(__file__, "refusals.toml").get(scheduler, ()), tuple[Refusal, ...])
 
 
@@ -57,7 +57,7 @@ class JobState(Enum):
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What to ask the scheduler for."""
+    """The request to the scheduler."""
 
     name: str
     nodes: int
@@ -66,41 +66,42 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     gpus_per_node: int | None = None
     gpu_type: str | None = None
     gpu_chunks: bool = False
-    """The queue counts GPUs of one node and not nodes (PBS)."""
+    """The queue counts the GPUs of one node instead of nodes (PBS)."""
     partition: str | None = None
     qos: str | None = None
     account: str | None = None
     time: str | None = None
-    """As the user wrote it: `30` (minutes), `1:30:00`, `2h`, `1-12:00:00`; backends write their own form."""
+    """As the user wrote it: `30` (minutes), `1:30:00`, `2h`, `1-12:00:00`. Each backend converts it to its form."""
     output: str | None = None
-    """Path of the job's own log. `{run_dir}` in it is filled in later, as `path_word` writes it."""
+    """Path of the job's log. `{run_dir}` is replaced later, in the form that `path_word` returns."""
     exclude_hosts: tuple[str, ...] = ()
     outlives_nodes: bool = False
-    """The job goes on when one of its nodes is lost, where the scheduler can do that."""
+    """The job continues if one of its nodes is lost, if the scheduler supports that."""
     requeue: bool = False
-    """The scheduler may start the job again from its beginning: after preemption, or the loss of its first node."""
+    """The scheduler may restart the job from its beginning, after preemption or the loss of its first node."""
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: JobState
     exit_code: int | None = None
     reason: str = ""
-    """The scheduler's own words where it has any ("Can Never Run")."""
+    """The scheduler's message, if it has one ("Can Never Run")."""
     never: bool = False
-    """It will not start, however long it waits: its request does not fit the nodes, or breaks a limit."""
+    """It will never start, because its request does not fit the nodes or exceeds a limit."""
     preempted: bool = False
-    """The scheduler takes, or took, its nodes back for another job."""
+    """The scheduler takes, or took, its nodes for another job."""
     fault: Literal["", "node", "memory", "prologue"] = ""
-    """What the scheduler blames for the end: a lost node, memory, or a prologue or launch that failed."""
+    """The scheduler's reason for the end: a lost node, memory, or a failed prologue or launch."""
     restarts: int = 0
-    """How often the scheduler has put it back into the queue, where it says so."""
+    """How often the scheduler has put it back into the queue, if the scheduler reports that."""
     gone: bool = False
-    """The scheduler answered and knows no such job any more: it does not wait and does not run. UNKNOWN without this
-    is no answer, and the job may live."""
+    """The scheduler answered that it has no such job, so the job is neither pending nor running.
+
+    UNKNOWN without this means that the scheduler did not answer. The job may still exist."""
 
 
 class Scheduler(ABC):
-    """Base of the backends."""
+    """Base class of the backends."""
 
     name: ClassVar[str]
     directive: ClassVar[str]
@@ -108,52 +109,54 @@ class Scheduler(ABC):
     job_id_variable: ClassVar[str]
     shebang: ClassVar[str] = "#!/bin/bash"
     first_lines: ClassVar[tuple[str, ...]] = ()
-    """Lines of shell with which every batch script begins."""
+    """Shell lines at the start of every batch script."""
     host_lines: ClassVar[str]
-    """A shell command that prints the hosts of the job, one per line, rank 0's first, each once."""
+    """A shell command that prints the hosts of the job, one per line, rank 0's first, without duplicates."""
     submit_command: ClassVar[tuple[str, ...]]
     job_id: ClassVar[re.Pattern[str]]
-    """The line in which it prints a job's id, which is the first group."""
+    """Matches the line with the job id, which is the first group."""
     interactive_program: ClassVar[tuple[str, ...]] = ()
-    """The command that gives nodes to a terminal, in the place of `submit_command`; it takes directives as options."""
+    """The command that allocates nodes to a terminal instead of `submit_command`. It accepts directives as options."""
     batch_options: ClassVar[frozenset[str]] = frozenset()
-    """Directives that mean nothing to `interactive_program`, or that it does not know."""
+    """Directives that have no effect in `interactive_program`, or that it does not accept."""
     nests: ClassVar[bool] = False
-    """A job may ask for an allocation out of its own nodes."""
+    """A job may request an allocation from its own nodes."""
     carries_environment: ClassVar[bool] = True
     """A job gets the variables of the shell that submits it."""
     can_exclude: ClassVar[bool] = True
-    """Takes `exclude_hosts`. Otherwise a job has to ask for spare nodes and leave the bad ones out itself."""
+    """Accepts `exclude_hosts`. Otherwise a job must request spare nodes and leave the bad nodes out itself."""
 
     @abstractmethod
     def in_allocation(self, environ: Mapping[str, str]) -> bool:
         """Whether this process runs inside a job (batch script, interactive allocation or a step)."""
 
     def allocation_argv(self, environ: Mapping[str, str]) -> tuple[str, ...] | None:
-        """A command whose output `parse_allocation` needs, or None where the environment and files suffice."""
+        """A command whose output `parse_allocation` needs, or None if the environment and files suffice."""
         return None
 
     def program_folder(self, environ: Mapping[str, str], read_text: Callable[[str], str]) -> str | None:
-        """Where its commands are when PATH does not lead to them, or None where nobody can tell."""
+        """The directory of its commands if they are not in PATH, or None if it is unknown."""
         return None
 
     @abstractmethod
     def parse_allocation(
         self, environ: Mapping[str, str], read_text: Callable[[str], str], output: str | None = None
     ) -> Allocation:
-        """What the job was given. A malformed host list or node file is a `UsageError` that names it."""
+        """The resources of the job. A malformed host list or node file raises a `UsageError` that names it."""
 
     @abstractmethod
     def directives(self, spec: JobSpec, site: SchedulerSpec) -> tuple[Argument, ...]:
-        """Directive words for the batch script, each with its reason; the site's own come last."""
+        """Directive arguments for the batch script, each with its reason. The site's directives come last."""
 
     def path_word(self, path: str) -> str:
-        """A path as it must be written inside this scheduler's directives; raises `UsageError` where it cannot be."""
+        """Write a path for this scheduler's directives. Raises `UsageError` if that is not possible."""
         return path
 
     def directive_line(self, argument: Argument) -> str:
-        """The line of a batch script for one directive; its value arrives unchanged. `UsageError` for a line break in
-        it: the scheduler reads line by line, and the shell would run what follows."""
+        """The line of a batch script for one directive. The scheduler receives the value unchanged.
+
+        Raises `UsageError` for a line break in the value. The scheduler reads line by line, and the shell would run the
+        text after the line break."""
         broken = next((word for word in argument.words if re.search(r"[\r\n\0]", word)), None)
         if broken is not None:
             raise UsageError(f"directive {broken[:80]!r} holds a line break", hint="a directive is one line")
@@ -163,17 +166,18 @@ class Scheduler(ABC):
         return (*self.submit_command, script)
 
     def interactive_arguments(self, directives: tuple[Argument, ...]) -> tuple[Argument, ...]:
-        """The command that gives a terminal the nodes that a batch job with these directives would get. What the user
-        asked for stays, whatever it is."""
+        """The command that gives a terminal the same nodes as a batch job with these directives.
+
+        It keeps every directive that the user requested."""
         kept = (a for a in directives if a.name not in self.batch_options or a.origin.scope == "flag")
         return (Argument(words=self.interactive_program, because="an allocation for this terminal"), *kept)
 
     def interactive_command(self, command: tuple[str, ...]) -> tuple[str, ...]:
-        """What follows the arguments to run this command in the place of a shell; `UsageError` where it cannot."""
+        """The arguments that run this command instead of a shell. Raises `UsageError` if that is not possible."""
         return command
 
     def parse_submit(self, output: str) -> str:
-        """The job id that the submit command printed, last of all; `CommandError` where it printed none."""
+        """The last job id that the submit command printed. Raises `CommandError` if it printed none."""
         for line in reversed(output.strip().splitlines()):
             if match := self.job_id.fullmatch(line.strip()):
                 return match.group(1)
@@ -187,8 +191,9 @@ class Scheduler(ABC):
         )
 
     def explain_refusal(self, code: int, output: str) -> WindlassError:
-        """The error for a refused submission, in words and with a hint; `transient` where trying again may help. The
-        first of its refusals that matches decides; unknown words are shown as they are."""
+        """The error for a refused submission, with a hint. It is `transient` if a retry may succeed.
+
+        The first refusal that matches decides. An unknown message is shown unchanged."""
         program = self.submit_command
         name, said = " ".join(program), " ".join(output.split()) or "no message"
         for refusal in refusals_of(self.name):
@@ -213,64 +218,64 @@ class Scheduler(ABC):
     def cancel_argv(self, job_id: str) -> tuple[str, ...]: ...
 
     def offers_argv(self) -> tuple[str, ...] | None:
-        """A command that tells what the nodes of each partition have, from outside of any job; None where none does."""
+        """A command that lists the resources of each partition's nodes from outside a job, or None."""
         return None
 
     def parse_offers(self, output: str) -> tuple[PartitionOffer, ...]:
-        """One offer per partition; lines that cannot be read are left out."""
+        """One offer per partition. Lines that cannot be parsed are left out."""
         return ()
 
     def busy_argv(self, environ: Mapping[str, str]) -> tuple[str, ...] | None:
-        """A command that tells which nodes of the job run something already; None where none does."""
+        """A command that lists the busy nodes of the job, or None."""
         return None
 
     def parse_busy(self, output: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-        """The nodes that a step of the job holds, other than the one that this process is in."""
+        """The nodes that a step of the job holds. The step of this process is left out."""
         return ()
 
     def queues_argv(self) -> tuple[tuple[str, ...], ...]:
-        """Commands that tell the limits of each partition or queue; `parse_queues` reads their outputs, joined."""
+        """Commands that list the limits of each partition or queue. `parse_queues` reads their joined outputs."""
         return ()
 
     def parse_queues(self, output: str) -> tuple[QueueSpec, ...]:
-        """The partitions or queues that users may submit to; limits that are not said are absent."""
+        """The partitions or queues that users may submit to. Limits that the output does not contain are absent."""
         return ()
 
     def accounts_argv(self, user: str) -> tuple[str, ...] | None:
-        """A command that tells which accounts a user may name; None where none does."""
+        """A command that lists the accounts that a user may use, or None."""
         return None
 
     def parse_accounts(self, output: str) -> tuple[str, ...]:
-        """The accounts, none where the scheduler keeps none."""
+        """The accounts, empty if the scheduler has no accounts."""
         return ()
 
     def outside_argv(self, argv: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
-        """A command of this backend as a job has to give it, so that the scheduler that runs this job answers."""
+        """The form of a command for use in a job, so that the scheduler that runs this job answers."""
         return argv
 
     def restarts(self, environ: Mapping[str, str]) -> int:
-        """How often this job had been put back into the queue when this start of it began, from inside it."""
+        """How often this job had been requeued when it started this time. For use in the job."""
         return 0
 
     def addresses_argv(self, hosts: tuple[str, ...]) -> tuple[str, ...] | None:
-        """A command that tells the network addresses of nodes whose names do not resolve, or None."""
+        """A command that prints the network addresses of nodes whose names do not resolve, or None."""
         return None
 
     def parse_addresses(self, output: str) -> dict[str, str]:
-        """The address of each node that is told."""
+        """The address of each node in the output."""
         return {}
 
     def job_environ(self, job_id: str) -> Mapping[str, str] | None:
-        """Variables that let a launcher outside of a running job start a step in it; None where only the job can."""
+        """Variables with which a launcher outside a running job starts a step in it. None if only the job can."""
         return None
 
     def kill_step_argv(self, environ: Mapping[str, str], step_name: str) -> tuple[str, ...] | None:
-        """A command that kills, at once and on all nodes, what the launcher started under this name, or None."""
+        """A command that immediately kills the launcher's step of this name on all nodes, or None."""
         return None
 
 
 class NodeGroup(NamedTuple):
-    """Nodes of one partition that are alike."""
+    """Identical nodes of one partition."""
 
     partition: str
     nodes: int
@@ -281,7 +286,7 @@ class NodeGroup(NamedTuple):
 
 
 def offers_of(groups: Iterable[NodeGroup]) -> tuple[PartitionOffer, ...]:
-    """One offer per partition, with the kinds of nodes that it has."""
+    """One offer per partition, with its kinds of nodes."""
     kinds: dict[str, dict[NodeGroup, int]] = {}
     for group in groups:
         if group.nodes > 0:
@@ -302,8 +307,9 @@ def offers_of(groups: Iterable[NodeGroup]) -> tuple[PartitionOffer, ...]:
 
 
 def one_line(text: str, what: str) -> str:
-    """The text, where it fits into one line of a batch script. A control character in it would start a line of its own,
-    which the job would execute: a `UsageError`."""
+    """Return the text if it fits into one line of a batch script, or raise a `UsageError`.
+
+    A control character in the text would start a new line, and the job would execute that line."""
     if not text or not text.isprintable():
         raise UsageError(f"{what} cannot be {text!r}", hint="use printable characters on one line")
     return text

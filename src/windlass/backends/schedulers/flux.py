@@ -1,5 +1,7 @@
-"""Flux: flux batch, flux jobs, flux cancel. A batch job is a Flux instance of its own, in which `flux run` starts the
-ranks. Behaviour checked against the real output of flux-core 0.88."""
+"""Flux: flux batch, flux jobs, flux cancel. Behaviour checked against the real output of flux-core 0.88.
+
+A batch job is a separate Flux instance, in which `flux run` starts the ranks.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ _ALLOCATION = (
 _LEFT = re.compile(r"now (\d+) left (\d+)")
 _LOST_NODE, _PROLOG = re.compile(r"node failure on |lost contact with "), re.compile(r"(?:job )?prolog")
 _NO_LIMIT_S = 2**32 - 1
-# SIGKILL first: a cancel alone gives the tasks another five seconds.
+# SIGKILL first, because a cancel alone gives the tasks another five seconds.
 _KILL_STEP = (
     'for id in $(flux jobs --no-header --format="{id}" --name="$1"); do '
     'flux job kill --signal=SIGKILL "$id"; flux cancel "$id"; done'
@@ -65,7 +67,7 @@ class Flux(Scheduler):
     )
     host_lines = "flux hostlist --expand local | tr ' ' '\\n' | awk 'NF && !seen[$1]++'"
     submit_command = ("flux", "batch")
-    job_id = re.compile(r"([ƒf][1-9A-HJ-NP-Za-km-z]+|\d+)")  # `f2E1Wbrw` where the locale has no ƒ
+    job_id = re.compile(r"([ƒf][1-9A-HJ-NP-Za-km-z]+|\d+)")  # `f2E1Wbrw` if the locale has no ƒ
     interactive_program = ("flux", "alloc")
     batch_options = frozenset({"--output", "--error"})
     nests = True
@@ -79,7 +81,7 @@ class Flux(Scheduler):
     def parse_allocation(
         self, environ: Mapping[str, str], read_text: Callable[[str], str], output: str | None = None
     ) -> Allocation:
-        """From `flux hostlist local` (first line), `flux resource list` and `flux job timeleft`."""
+        """Parse `flux hostlist local` (first line), `flux resource list` and `flux job timeleft`."""
         lines = (output or "").strip().splitlines()
         if not lines:
             raise UsageError("flux hostlist printed no hosts", hint="is FLUX_URI that of a running instance?")
@@ -109,27 +111,29 @@ class Flux(Scheduler):
         return path
 
     def outside_argv(self, argv: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
-        """A batch job is an instance of its own, which ends with it and does not know the job that it is."""
+        """A batch job is a separate instance that ends with the job. The instance does not list the job itself."""
         inside = environ.get("FLUX_ENCLOSING_ID") and not environ.get("FLUX_JOB_ID")
         return (argv[0], "--parent", *argv[1:]) if inside else argv
 
     def directive_line(self, argument: Argument) -> str:
-        """Flux reads directives with a lexer of its own, to which three quotes in a row are one: a shell's way to write
-        a single quote is refused. In double quotes two characters are escaped, and everything else is itself."""
+        """Quote in the form that Flux's lexer accepts.
+
+        The lexer treats three quotes in a row as one, so it refuses the shell's form of a single quote. In double
+        quotes only two characters are escaped."""
         return f"{self.directive} {' '.join(map(_directive_word, argument.words))}"
 
     def status_argv(self, job_id: str) -> tuple[str, ...]:
         return ("flux", "jobs", "--json", job_id)
 
     def parse_status(self, output: str, code: int, job_id: str) -> JobStatus:
-        """From `flux jobs --json`, which prints a bare object for one job and a list in "jobs" for several."""
+        """Parse `flux jobs --json`, which prints one object for one job and a list in "jobs" for several."""
         job = _find_job(output)
         if job is None:
             lines = [line.strip() for line in output.splitlines() if line.strip()]
             return JobStatus(state=JobState.UNKNOWN, reason=lines[-1] if lines else "Flux knows no such job")
         exception = job.get("exception")
         note = str(exception.get("note") or "") if isinstance(exception, dict) else ""
-        # A request that no node can satisfy is accepted, and the job fails at once without having run.
+        # Flux accepts a request that no node can satisfy. The job then fails at once without a run.
         never = isinstance(exception, dict) and exception.get("type") == "alloc" and "t_run" not in job
         if job.get("state") == "INACTIVE":
             state = _RESULTS.get(str(job.get("result")), JobState.UNKNOWN)
@@ -160,13 +164,13 @@ class Flux(Scheduler):
         return ("flux", "jobs", "--no-header", "--filter=running", "--format={id} {nodelist}")
 
     def parse_busy(self, output: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-        own = environ.get("FLUX_JOB_ID", "")[1:]  # `ƒ2E1W` or, where the locale has no ƒ, `f2E1W`
+        own = environ.get("FLUX_JOB_ID", "")[1:]  # `ƒ2E1W`, or `f2E1W` if the locale has no ƒ
         found = (line.split() for line in output.splitlines())
         held = (fields[1] for fields in found if len(fields) == 2 and fields[0][1:] != own)
         return tuple(host for hosts in held for host in expand_hostlist(hosts))
 
     def queues_argv(self) -> tuple[tuple[str, ...], ...]:
-        # Inside `flux alloc` the queues are those of the instance around it; outside, --parent means nothing.
+        # In `flux alloc` the queues are those of the enclosing instance. Outside, --parent has no effect.
         columns = "{queuem}|{limits.timelimit}|{limits.min.nnodes}|{limits.max.nnodes}"
         return (("flux", "--parent", "queue", "list", "--no-header", f"--format={columns}"),)
 
@@ -185,7 +189,7 @@ def _end_time_s(line: str) -> float | None:
 
 
 def _node_groups(output: str) -> Iterator[NodeGroup]:
-    """Lines of `flux resource list`, each with the sums of the nodes that have the same queues and properties."""
+    """Parse `flux resource list`. Each line contains the sums of the nodes with the same queues and properties."""
     for line in output.splitlines():
         queues, *counts = line.strip().split("|")[:4]
         if len(counts) == 3 and all(count.isdecimal() for count in counts) and int(counts[0]):
@@ -243,7 +247,7 @@ def _fault(exception: object) -> Literal["", "node", "memory", "prologue"]:
 
 
 def _exit_code(code: object) -> int | None:
-    """Negative: a signal to the job's shell (-9), or -128 for a job that never ran."""
+    """A negative code is a signal to the job's shell (-9), or -128 for a job that never ran."""
     if not isinstance(code, int) or code == -128:
         return None
     return 128 - code if code < 0 else code

@@ -1,4 +1,4 @@
-"""No scheduler: a workstation, or a node that somebody handed us. There is nothing to submit to."""
+"""No scheduler: a workstation, or a node that is used directly. Jobs cannot be submitted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NoScheduler(Scheduler):
     def parse_allocation(
         self, environ: Mapping[str, str], read_text: Callable[[str], str], output: str | None = None
     ) -> Allocation:
-        """This machine alone."""
+        """Only this machine."""
         return Allocation(scheduler=self.name, job_id="", hosts=("localhost",))
 
     def directives(self, spec: JobSpec, site: SchedulerSpec) -> tuple[Argument, ...]:

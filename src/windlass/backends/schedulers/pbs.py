@@ -42,7 +42,7 @@ _STATES = {
 _FINISHED = ("F", "X")
 _DELETED, _FAILED = 91, 93
 _WALLTIME = -29
-# JOB_EXEC_* of PBS's job.h: a prologue or a hook before the job that failed, memory limits, a node that did not join.
+# JOB_EXEC_* of PBS's job.h: a failed prologue or a failed hook before the job, memory limits, a node that did not join.
 _FAULTS: dict[int, Literal["node", "memory", "prologue"]] = {
     **dict.fromkeys((-1, -2, -3, -16, -17, -18, -19, -22), "prologue"),
     **dict.fromkeys((-26, -27), "memory"),
@@ -50,8 +50,8 @@ _FAULTS: dict[int, Literal["node", "memory", "prologue"]] = {
 }
 _NO_SUCH_JOB = re.compile(r"^qstat: (?:Unknown Job Id|\S+ Job has finished)", re.MULTILINE)
 
-# Without -x first: where the server keeps no history (PBS's default), `qstat -x` lists not even the jobs that run. Only
-# a job that is not live is looked for in the history; the first answer counts where there is none.
+# Ask without -x first. If the server keeps no history (PBS's default), `qstat -x` does not list even running jobs. The
+# history is read only for a job that is not live. Without a history the first answer counts.
 _STATUS = """
 w_said=$(qstat -f -F json "$1" 2>&1); w_code=$?
 if [ $w_code -ne 0 ]; then
@@ -62,7 +62,7 @@ printf '%s\\n' "$w_said"
 exit $w_code
 """
 
-# Nothing on its output where the server does not answer in time: the job runs, and only its end stays unknown.
+# Prints nothing if the server does not answer in time. The job then runs, and only its end time is unknown.
 _ALLOCATION = 'timeout 10 qstat -f -F json "$1" 2>/dev/null || :'
 
 
@@ -76,7 +76,7 @@ class Pbs(Scheduler):
     interactive_program = ("qsub", "-I")
     batch_options = frozenset({"-j", "-k", "-o", "-e"})
     can_exclude = False
-    carries_environment = False  # -V would, damaged: see the captured output
+    carries_environment = False  # -V damages values: see the captured output
 
     def in_allocation(self, environ: Mapping[str, str]) -> bool:
         return bool(environ.get("PBS_JOBID"))
@@ -85,7 +85,7 @@ class Pbs(Scheduler):
         return ("sh", "-c", _ALLOCATION, "sh", environ.get("PBS_JOBID", ""))
 
     def program_folder(self, environ: Mapping[str, str], read_text: Callable[[str], str]) -> str | None:
-        """`bin` of the installation that PBS's own configuration names; /opt/pbs is its default."""
+        """`bin` of the installation that PBS's configuration names. The default is /opt/pbs."""
         try:
             text = read_text(environ.get("PBS_CONF_FILE") or "/etc/pbs.conf")
         except (OSError, UsageError):
@@ -96,10 +96,11 @@ class Pbs(Scheduler):
     def parse_allocation(
         self, environ: Mapping[str, str], read_text: Callable[[str], str], output: str | None = None
     ) -> Allocation:
-        """From the node file; the job's end from `qstat -f`, where it answered. A host stands in the file once per rank
-        that was asked for (mpiprocs) or per chunk that it holds, so repeated lines are no error and the order is kept.
-        The number of CPUs is not told: without cgroups PBS counts them but binds nobody, so the node's own mask is the
-        truth."""
+        """Parse the node file, and take the end of the job from `qstat -f` if it answered.
+
+        The file lists a host once per requested rank (mpiprocs) or once per chunk of the host. So repeated lines are
+        not an error, and the order is kept. The allocation contains no number of CPUs. Without cgroups PBS counts CPUs
+        but does not bind, so only the CPU mask on the node is correct."""
         path = environ.get("PBS_NODEFILE", "")
         if not path:
             raise UsageError("PBS_NODEFILE is not set although PBS_JOBID is", hint="run inside the job's own shell")
@@ -143,8 +144,10 @@ class Pbs(Scheduler):
         return ("sh", "-c", _STATUS, "sh", job_id)
 
     def parse_status(self, output: str, code: int, job_id: str) -> JobStatus:
-        """From `qstat -f -F json`, of a live job or (-x) of a finished one. A server that keeps no history answers -x
-        with code 0 and without any job; so does one that was asked in vain, which says nothing about the job."""
+        """Parse `qstat -f -F json` of a live job, or with -x of a finished job.
+
+        A server without a history answers -x with code 0 and without a job. A server that cannot answer does the same,
+        so this answer does not describe the job."""
         job = _find_job(output, job_id)
         if job is None:
             last = [line.strip() for line in output.splitlines() if line.strip().startswith("qstat:")]
@@ -158,14 +161,14 @@ class Pbs(Scheduler):
         return JobStatus(state=_STATES.get(letter, JobState.UNKNOWN), reason=comment, never=never)
 
     def cancel_argv(self, job_id: str) -> tuple[str, ...]:
-        """One job at a time: an unknown id among several has crashed a server."""
+        """One job per command, because an unknown id among several ids has crashed a server."""
         return ("qdel", job_id)
 
     def offers_argv(self) -> tuple[str, ...]:
         return ("pbsnodes", "-a", "-F", "json")
 
     def parse_offers(self, output: str) -> tuple[PartitionOffer, ...]:
-        """Nodes with the attribute `queue` take jobs of that queue alone. The others are one offer without a name."""
+        """Nodes with the attribute `queue` accept only jobs of that queue. The others are one offer without a name."""
         return offers_of(_node_groups(output))
 
     def queues_argv(self) -> tuple[tuple[str, ...], ...]:
@@ -176,7 +179,7 @@ class Pbs(Scheduler):
 
 
 def _parse_nodefile(text: str, path: str) -> dict[str, int]:
-    """Host to the number of its lines, in the file's order."""
+    """Map each host to the number of its lines, in the file's order."""
     counts: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         host = line.strip()
@@ -198,7 +201,7 @@ def _node_groups(output: str) -> Iterator[NodeGroup]:
         return
     hosts: dict[
         tuple[str, str], tuple[int, int]
-    ] = {}  # several entries may be parts of one host: PBS calls them vnodes
+    ] = {}  # several entries may be parts of one host, which PBS calls vnodes
     for number, node in enumerate(nodes):
         has = node.get("resources_available") if isinstance(node, dict) else None
         cpus, gpus = (has.get("ncpus"), has.get("ngpus", 0)) if isinstance(has, dict) else (None, 0)
@@ -258,12 +261,12 @@ def _select(spec: JobSpec, site: SchedulerSpec) -> str:
 
 
 def _job_name(name: str) -> str:
-    """PBS refuses names with spaces and long ones."""
+    """Replace and cut, because PBS refuses names with spaces and long names."""
     return re.sub(r"[^A-Za-z0-9_.+\-]", "_", name)[:_LONGEST_NAME] or "windlass"
 
 
 def _find_job(output: str, job_id: str) -> Mapping[str, Any] | None:
-    """The job's attributes. PBS retypes values (a name 1e5 becomes a number), so nothing in it is surely a string."""
+    """The job's attributes. PBS converts values (a name 1e5 becomes a number), so any value may not be a string."""
     start, end = output.find("{"), output.rfind("}")
     try:
         answer = json.loads(output[start : end + 1])
@@ -280,7 +283,7 @@ def _find_job(output: str, job_id: str) -> Mapping[str, Any] | None:
 
 
 def _end_time_s(job: Mapping[str, Any]) -> float | None:
-    """When its walltime is over: counted from its start, which qstat tells in this machine's own time."""
+    """The end of its walltime, counted from its start. qstat prints the start in this machine's local time."""
     asked = job.get("Resource_List")
     walltime = asked.get("walltime") if isinstance(asked, dict) else None
     try:
@@ -291,8 +294,9 @@ def _end_time_s(job: Mapping[str, Any]) -> float | None:
 
 
 def _ended(job: Mapping[str, Any], comment: str) -> JobStatus:
-    """Neither the exit status nor the substate alone can be trusted: a job that lost a node ended with status 0 and
-    substate 93."""
+    """The status of a finished job, from exit status and substate. Neither is reliable alone.
+
+    A job that lost a node ended with status 0 and substate 93."""
     status, substate = job.get("Exit_status"), job.get("substate")
     code = _exit_code(status) if isinstance(status, int) else None
     if status == _WALLTIME or "exceeded resource walltime" in comment:
@@ -311,7 +315,7 @@ def _ended(job: Mapping[str, Any], comment: str) -> JobStatus:
 
 
 def _exit_code(status: int) -> int | None:
-    """256 + signal for a killed top process; negative numbers are PBS's own reasons, not the job's code."""
+    """256 + signal for a killed top process. Negative numbers are PBS's reasons, not the job's code."""
     if status < 0:
         return None
     return 128 + status - 256 if status > 256 else status

@@ -1,6 +1,7 @@
-"""Partitions and queues as their schedulers tell them, each with what it takes. Pure: parsers of output.
+"""Parse the schedulers' lists of partitions and queues with their limits. Pure.
 
-A limit that is not said stays absent. Queues that take no job now, or only an administrator's, are left out.
+A limit that the output does not contain stays absent. Queues that accept no jobs now, or only an administrator's jobs,
+are left out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, None: 1}
 
 
 def parse_slurm_partitions(output: str) -> tuple[QueueSpec, ...]:
-    """From `scontrol --oneliner show partition`."""
+    """Parse `scontrol --oneliner show partition`."""
     return tuple(_slurm_partitions(output))
 
 
@@ -45,7 +46,7 @@ def _slurm_partitions(output: str) -> Iterator[QueueSpec]:
 
 
 def parse_pbs_queues(output: str) -> tuple[QueueSpec, ...]:
-    """From `qstat -Qf -F json` and then `qstat -Bf -F json`, which says the default queue."""
+    """Parse `qstat -Qf -F json`, followed by `qstat -Bf -F json`, which names the default queue."""
     found = [table for table in _json_tables(output) if isinstance(table, dict)]
     queues = _table(next((table for table in found if "Queue" in table), {}), "Queue")
     servers = _table(next((table for table in found if "Server" in table), {}), "Server")
@@ -54,12 +55,12 @@ def parse_pbs_queues(output: str) -> tuple[QueueSpec, ...]:
 
 
 def _pbs_takes_jobs(said: object) -> bool:
-    """Whether users may submit to it: enabled, and no queue that only another one feeds."""
+    """Whether users may submit to it: it is enabled, and it accepts jobs from users and not only from other queues."""
     return isinstance(said, dict) and said.get("enabled") == "True" and said.get("from_route_only") != "True"
 
 
 def _pbs_queue(name: str, queues: Mapping[str, Any], default: object) -> QueueSpec:
-    """A queue with its own limits. A routing queue takes what one of its destinations takes."""
+    """A queue with its limits. A routing queue accepts the jobs that one of its destinations accepts."""
     said = queues[name]
     acl = ("acl_user_enable", "acl_group_enable", "acl_host_enable")
     named = str(said.get("route_destinations") or "").split(",") if said.get("queue_type") == "Route" else [name]
@@ -79,8 +80,9 @@ def _pbs_queue(name: str, queues: Mapping[str, Any], default: object) -> QueueSp
 
 
 def parse_flux_queues(output: str) -> tuple[QueueSpec, ...]:
-    """From `flux queue list` with the columns queue (`*` at the default), time limit, least and most nodes. An instance
-    without named queues has one without a name, which nobody can ask for."""
+    """Parse `flux queue list` with the columns queue (`*` at the default), time limit, minimum and maximum nodes.
+
+    An instance without named queues has one queue without a name, which users cannot request."""
     found = []
     for line in output.splitlines():
         name, *limits = line.strip().split("|")
@@ -106,7 +108,7 @@ def _table(said: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _json_tables(output: str) -> Iterator[object]:
-    """Every JSON value of the text, one after the other; what is none ends it."""
+    """Every JSON value of the text, in order. Stops at text that is not JSON."""
     decoder, at = json.JSONDecoder(), output.find("{")
     while at >= 0:
         try:
@@ -118,7 +120,7 @@ def _json_tables(output: str) -> Iterator[object]:
 
 
 def _count(said: object) -> int | None:
-    """A number of nodes; None for `UNLIMITED`, `inf` and what is no number."""
+    """A number of nodes. None for `UNLIMITED`, `inf` and text that is not a number."""
     text = str(said)
     return int(text) if text.isdecimal() and len(text) < 10 else None
 

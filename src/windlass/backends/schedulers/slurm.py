@@ -1,4 +1,4 @@
-"""Slurm: sbatch, squeue, scontrol, scancel. One allocation is a job; what runs in it are steps."""
+"""Slurm: sbatch, squeue, scontrol, scancel. One allocation is a job, and its processes run in steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _STATES = {
     for name in names.split()
 }
 _HELD = ("JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue")
-# Reasons to wait that do not pass by themselves. A limit of what all jobs of a user have passes when another job ends.
+# Pending reasons that do not end without a change. A limit on all jobs of a user ends when another job ends.
 _NEVER = re.compile(
     r"Partition(?:Node|Time)Limit|BadConstraints|DependencyNeverSatisfied|InvalidAccount|InvalidQOS|ReservationDeleted|"
     r"(?:Account|QOS)NotAllowed|(?:Assoc|QOS)Max\w+Per(?:Job|Node)(?:Limit)?|QOSMin\w+|MaxMemPerLimit"
@@ -55,7 +55,7 @@ _FAULTS: dict[str, Literal["node", "memory", "prologue"]] = {
     "OUT_OF_MEMORY": "memory",
 }
 
-# scontrol forgets a job some minutes after its end; sacct remembers it, where the site keeps accounts.
+# scontrol forgets a job some minutes after its end. sacct keeps it if the site has accounting.
 _STATUS = (
     'w_said=$(scontrol --oneliner show job "$1" 2>&1) && exec printf "%s\\n" "$w_said"; printf "%s\\n" "$w_said" >&2; '
     'exec sacct --noheader --parsable2 --allocations --jobs="$1" --format=JobIDRaw,State,ExitCode'
@@ -85,7 +85,7 @@ class Slurm(Scheduler):
     def parse_allocation(
         self, environ: Mapping[str, str], read_text: Callable[[str], str], output: str | None = None
     ) -> Allocation:
-        """From the variables alone: there is no scontrol inside a container."""
+        """Use only the variables, because scontrol does not exist in a container."""
         names = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST") or ""
         try:
             hosts = expand_hostlist(names)
@@ -126,8 +126,10 @@ class Slurm(Scheduler):
         return ("sh", "-c", _STATUS, "sh", job_id)
 
     def parse_status(self, output: str, code: int, job_id: str) -> JobStatus:
-        """From `scontrol --oneliner show job` or `sacct --parsable2`; other text is UNKNOWN with its last line, and a
-        controller that has forgotten the job says so."""
+        """Parse `scontrol --oneliner show job` or `sacct --parsable2`.
+
+        Other text is UNKNOWN with its last line as the reason. If the controller has forgotten the job, its answer
+        contains that."""
         for line in output.splitlines():
             if "JobState=" in line:
                 return _from_scontrol(dict(re.findall(r"(\w+)=(\S*)", line)))
@@ -168,7 +170,7 @@ class Slurm(Scheduler):
         return ("squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i %N") if job_id else None
 
     def parse_busy(self, output: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-        """Numbered steps hold nodes; `1234.batch`, `1234.extern` and `1234.interactive` do not."""
+        """Numbered steps hold nodes. `1234.batch`, `1234.extern` and `1234.interactive` do not."""
         own = environ.get("SLURM_STEP_ID")
         found = [line.split() for line in output.splitlines()]
         steps = [(fields[0].rpartition(".")[2], fields[1]) for fields in found if len(fields) == 2]
@@ -189,7 +191,7 @@ class Slurm(Scheduler):
 
 
 def _hosts(text: str) -> tuple[str, ...]:
-    """The hosts of a step; none where what stands there is no list of hosts (`(null)`)."""
+    """The hosts of a step, empty if the text is not a list of hosts (`(null)`)."""
     try:
         return expand_hostlist(text)
     except UsageError:
@@ -197,8 +199,7 @@ def _hosts(text: str) -> tuple[str, ...]:
 
 
 def _node_groups(output: str) -> Iterator[NodeGroup]:
-    """Lines of sinfo: partition (`*` at the default), nodes, CPUs (`64+` where they differ), generic resources,
-    features."""
+    """Parse sinfo: partition (`*` at the default), nodes, CPUs (`64+` if they differ), generic resources, features."""
     for line in output.splitlines():
         fields = line.strip().split("|")
         if len(fields) not in {4, 5} or not fields[1].isdecimal() or not fields[2].rstrip("+").isdecimal():
@@ -215,8 +216,10 @@ def _node_groups(output: str) -> Iterator[NodeGroup]:
 
 
 def _gres_gpus(text: str) -> tuple[tuple[str, int], ...]:
-    """GPUs in a list of generic resources, by type: `gpu:4`, `gpu:a100:4(S:0-1)`, `gpu:a100:2,gpu:v100:2,nvme:1`,
-    `(null)`. Slices of a GPU (MIG) are a type of their own."""
+    """GPUs in a list of generic resources, by type.
+
+    Examples: `gpu:4`, `gpu:a100:4(S:0-1)`, `gpu:a100:2,gpu:v100:2,nvme:1`, `(null)`. Slices of a GPU (MIG) are a
+    separate type."""
     counts: dict[str, int] = {}
     for kind, count in re.findall(r"(?:\A|,)gpu(?::([^:,()]+))?:(\d+)(?=\Z|,|\()", text):
         counts[kind] = counts.get(kind, 0) + int(count)
@@ -261,13 +264,15 @@ def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
 
 
 def _least(text: str | None, what: str) -> int | None:
-    """What every node has at least."""
+    """The minimum over all nodes."""
     return min(parse_counts(text, what)) if text else None
 
 
 def _step_tasks(environ: Mapping[str, str]) -> int | None:
-    """Tasks of the step around this process; None in a batch script and in salloc's shell, whose steps hold no CPUs
-    and have numbers of their own. Inside a step the counts of tasks are the step's, not the job's."""
+    """Tasks of the step of this process, or None in a batch script and in salloc's shell.
+
+    Those two are steps with reserved numbers that hold no CPUs. In a step the task counts are the step's, not the
+    job's."""
     step = environ.get("SLURM_STEP_ID", "")
     if not step.isdecimal() or int(step) >= _FIRST_RESERVED_STEP:
         return None
@@ -276,7 +281,7 @@ def _step_tasks(environ: Mapping[str, str]) -> int | None:
 
 
 def _tasks_per_node(environ: Mapping[str, str]) -> int | None:
-    """Only what somebody asked for: without --ntasks Slurm fills SLURM_TASKS_PER_NODE with the number of CPUs."""
+    """Only a requested number, because without --ntasks Slurm sets SLURM_TASKS_PER_NODE to the number of CPUs."""
     if environ.get("SLURM_NTASKS_PER_NODE", "").isdecimal():
         return int(environ["SLURM_NTASKS_PER_NODE"])
     if environ.get("SLURM_NTASKS"):
@@ -285,7 +290,7 @@ def _tasks_per_node(environ: Mapping[str, str]) -> int | None:
 
 
 def _uneven_tasks(environ: Mapping[str, str]) -> tuple[int, ...]:
-    """Tasks of each node, where somebody asked for a number that the nodes cannot share evenly."""
+    """Tasks of each node, if the requested number cannot be shared evenly between the nodes."""
     if environ.get("SLURM_NTASKS_PER_NODE", "").isdecimal() or not environ.get("SLURM_NTASKS"):
         return ()
     counts = tuple(parse_counts(environ.get("SLURM_TASKS_PER_NODE", "1"), "SLURM_TASKS_PER_NODE"))
@@ -293,7 +298,7 @@ def _uneven_tasks(environ: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def _gpus_per_node(environ: Mapping[str, str]) -> int | None:
-    """SLURM_GPUS_ON_NODE (this node's) or SLURM_GPUS_PER_NODE, which may name a type: `a100:4`."""
+    """SLURM_GPUS_ON_NODE (of this node) or SLURM_GPUS_PER_NODE, which may contain a type: `a100:4`."""
     for name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"):
         counts = re.findall(r"(?:\A|,|:)(\d+)(?=\Z|,|\()", environ.get(name, ""))
         if counts:
@@ -305,7 +310,7 @@ def _from_scontrol(fields: Mapping[str, str]) -> JobStatus:
     reason = fields.get("Reason", "")
     found = _status(fields.get("JobState", ""), fields.get("ExitCode", ""), "" if reason in _QUIET_REASONS else reason)
     restarts = fields.get("Restarts", "")
-    # While a job ends, its state is COMPLETING, whyever it ends; a grace before preemption is RUNNING.
+    # The state of a job that ends is COMPLETING for any reason. The grace time before preemption is RUNNING.
     never = found.state is JobState.QUEUED and _NEVER.fullmatch(reason) is not None
     preempted = found.preempted or fields.get("PreemptTime", "None") not in {"None", "Unknown", ""}
     count = int(restarts) if restarts.isdecimal() else 0
@@ -321,7 +326,7 @@ def _status(word: str, exit_code: str, reason: str) -> JobStatus:
     if not reason and (state is JobState.UNKNOWN or name in {"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL"}):
         reason = name
     code = _exit_code(exit_code) if ended else None
-    # A job that was cancelled or ran out of time may still show a code of 0.
+    # A cancelled job and a job that reached its time limit may still show a code of 0.
     return JobStatus(
         state=state,
         exit_code=code if state is JobState.DONE else code or None,

@@ -1,4 +1,4 @@
-"""Time limits as people write them, and as each scheduler wants them. Pure."""
+"""Parse time limits from users, and format them for each scheduler. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ _MAX_LENGTH = 40
 
 
 def parse_walltime(text: str) -> int:
-    """Seconds. `30` is minutes, `30:00` minutes and seconds, `1:30:00` hours first, `1-12` and `1-12:00:00` days first,
-    as Slurm reads them; `2h`, `90m` and `1h30m` say it themselves. Anything else, or no time, is a `UsageError`."""
+    """Return seconds. Raises a `UsageError` for any other form and for zero time.
+
+    `30` is minutes, `30:00` minutes and seconds, `1:30:00` hours first, `1-12` and `1-12:00:00` days first, as in
+    Slurm. `2h`, `90m` and `1h30m` have units."""
     cleaned = text.strip().lower()
     if len(cleaned) > _MAX_LENGTH:
         raise UsageError(f"not a time limit: {text[:20]!r}…", hint=_HINT)
@@ -48,16 +50,16 @@ def _clock_seconds(cleaned: str, text: str) -> int:
 
 
 def clock_text(seconds: int) -> str:
-    """`HH:MM:SS`, with as many hours as it takes: what PBS wants."""
+    """`HH:MM:SS` for PBS, with any number of hours."""
     return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
 def day_clock_text(seconds: int) -> str:
-    """`HH:MM:SS` or `D-HH:MM:SS`: what Slurm wants."""
+    """`HH:MM:SS` or `D-HH:MM:SS` for Slurm."""
     days, rest = divmod(seconds, 86400)
     return f"{days}-{clock_text(rest)}" if days else clock_text(rest)
 
 
 def unit_text(seconds: int) -> str:
-    """`90m` or `75s`: what Flux wants. It reads no clock forms."""
+    """`90m` or `75s` for Flux, which does not accept clock forms."""
     return f"{seconds // 60}m" if seconds % 60 == 0 else f"{seconds}s"
