@@ -1,1 +1,1 @@
-"""Health checks, watching a run, reports, and bug reports."""
+"""Health checks, monitoring of a run, reports, and bug reports."""

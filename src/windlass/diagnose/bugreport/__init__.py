@@ -1,1 +1,1 @@
-"""A bug report: what somebody else needs to know to help, in one archive, without secrets."""
+"""A bug report: the facts that another person needs to help, in one archive, without secrets."""

@@ -1,6 +1,7 @@
-"""What a bug report says of this machine: windlass, Python, the site, the tools, the environment, the user's files.
+"""The parts of a bug report about this machine and about a run.
 
-What a bug report says of a run: how it stands, its plan, its scripts, and the ends of its logs.
+Machine: windlass, Python, the site, the tools, the environment and the user's files. Run: its state, its plan, its
+scripts and the ends of its logs.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ _RELEVANT = re.compile(
     r"|(PATH|LD_LIBRARY_PATH|LD_PRELOAD|PYTHON\w*|VIRTUAL_ENV|LOADEDMODULES|MODULEPATH|LANG|LC_\w+|TERM|COLUMNS|NO_COLOR"
     r"|SHELL|TMPDIR|HOSTTYPE|CPUTYPE|PE_ENV|CRAYPE_VERSION|CLUSTER_NAME|SYSTEMNAME|LMOD_SYSTEM_NAME)\Z"
 )
-"""Variables that decide how windlass plans and how ranks start; all others stay out, even their names."""
+"""Variables that affect planning and the start of ranks. The report omits all others, including their names."""
 
 
 def version_text(environ: Mapping[str, str]) -> str:
-    """Who runs where."""
+    """Versions of windlass, Python and the system, the host and the scheduler."""
     return "\n".join(
         (
             f"windlass {windlass.__version__} in {Path(windlass.__file__).parent}",
@@ -68,7 +69,7 @@ def _release() -> str:
 
 
 def site_text(settings: Settings, environ: Mapping[str, str]) -> str:
-    """Which machine this is taken for, and by which evidence."""
+    """The detected site, and the evidence for it."""
     said = [f"named by you: {settings.site}"] if settings.site else []
     said += [f"site file of yours: {settings.site_file}"] if settings.site_file else []
     found = detect_site(folders=settings.folders, environ=environ)
@@ -76,7 +77,7 @@ def site_text(settings: Settings, environ: Mapping[str, str]) -> str:
 
 
 def tools_text(environ: Mapping[str, str]) -> str:
-    """Versions of schedulers, launchers, container runtimes and drivers' tools that are here."""
+    """Versions of the installed schedulers, launchers, container runtimes and driver tools."""
     here = [argv for argv in _TOOLS if which(argv[0], environ)]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         said = list(pool.map(lambda argv: _answer(argv, environ), here))
@@ -88,13 +89,13 @@ def _answer(argv: tuple[str, ...], environ: Mapping[str, str]) -> str:
     try:
         done = run_command(argv, timeout_s=TOOL_S, env=environ, check=False)
         text = (done.stdout.strip() or done.stderr.strip()).splitlines()[:_TOOL_LINES]
-    except CommandError as error:  # a deadline too
+    except CommandError as error:  # includes a timeout
         text = [f"({error.message})"]
     return f"$ {' '.join(argv)}\n" + "\n".join(f"  {line}" for line in text)
 
 
 def environment_text(environ: Mapping[str, str]) -> str:
-    """Variables that matter, without secrets; how many there are besides."""
+    """Relevant variables without secrets, and the number of the others."""
     shown = {name: value for name, value in sorted(environ.items()) if _RELEVANT.match(name) or VARIABLES.match(name)}
     lines = [f"{name}={MASK if is_secret(name, value) else value}" for name, value in shown.items()]
     return "\n".join((*lines, f"[{len(environ) - len(shown)} other variables are left out, with their names]"))
@@ -117,20 +118,20 @@ def config_text(settings: Settings) -> str:
 
 MAX_LOG_BYTES = 64 << 10
 MAX_NODES = 8
-"""Nodes whose output is taken: the first ones, and those whose files changed last."""
+"""Maximum number of nodes whose output is included: the first ones, and those whose files changed last."""
 _TEXTS = ("result.json", "verdict.json", "rank.sh", "launch.sh", "batch.sh", "snapshots.tsv")
 _LOGS = ("launcher.log", "agents.log", "agents.out", "job.log")
 
 
 def state_text(folder: RunFolder, environ: Mapping[str, str]) -> str:
-    """How it stands; asks the scheduler, with a deadline."""
+    """The state of the run. Asks the scheduler, with a deadline."""
     state = state_of(folder, environ)
     starts = counted(len(attempt_folders(folder.path)) + 1, "start")
     return f"{state.path}\n{state.state}: {state.why or '-'}\n{state.shape or '?'} ranks, {starts}, job {state.job_id}"
 
 
 def plan_of(folder: RunFolder) -> Plan | None:
-    """Its plan; None where it is damaged."""
+    """The plan of the run, or None if it is damaged."""
     try:
         return read_plan(folder.path)
     except WindlassError:
@@ -138,7 +139,7 @@ def plan_of(folder: RunFolder) -> Plan | None:
 
 
 def run_files(folder: RunFolder, plan: Plan | None, *, logs: bool) -> tuple[dict[str, str], dict[str, str]]:
-    """Texts by name, and what is left out with the reason."""
+    """Texts by name, and the omitted parts with the reasons."""
     files: dict[str, str] = {}
     left: dict[str, str] = {}
     if plan is None:
@@ -163,7 +164,7 @@ def run_files(folder: RunFolder, plan: Plan | None, *, logs: bool) -> tuple[dict
 
 
 def _outputs(folder: Path) -> list[Path]:
-    """Files with the output of nodes: the first node's, then those that were written last."""
+    """Output files of nodes: the first node's file, then the most recently written files."""
     try:
         names = sorted(path for path in folder.iterdir() if path.is_file() and not path.is_symlink())
         return names[:1] + sorted(names[1:], key=lambda path: path.stat().st_mtime, reverse=True)

@@ -1,6 +1,6 @@
-"""Gathers a bug report: every part by itself and with a deadline, so that one that hangs or fails costs only itself.
+"""Gather a bug report. Each part runs separately with a deadline, so that a part that hangs or fails affects no other.
 
-Bounded in size too: logs are cut to their ends, and all parts together to `MAX_BYTES`.
+The size is limited too. Only the ends of logs are included, and all parts together have at most `MAX_BYTES`.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _TOP = "windlass-bugreport"
 
 T = TypeVar("T")
 Tell = Callable[[str], None]
-"""Shows a word of progress."""
+"""Prints a progress message."""
 
 
 @dataclass(kw_only=True, slots=True)
 class ReportParts:
-    """Texts by their names in the archive, and what is missing with its reason."""
+    """Texts by their names in the archive, and the missing parts with the reasons."""
 
     files: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, text: str) -> None:
-        """With the others, where there is room."""
+        """Add a text if it fits into the size limit."""
         used = sum(len(other) for other in self.files.values())
         if used + len(text) > MAX_BYTES:
             self.left[name] = f"the report is full ({size_text(MAX_BYTES)})"
@@ -61,7 +61,7 @@ class ReportParts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BugReport:
-    """What was written."""
+    """The result: the archive and its contents."""
 
     path: Path
     run: str | None
@@ -81,9 +81,11 @@ def write_report(
     tell: Tell = lambda _: None,
     now: float | None = None,
 ) -> BugReport:
-    """Gather and write it. `run`: a run folder or its name; None: the last one, if there is any. `out`: the archive (by
-    default a file of this folder, named after the time). Raises `UsageError` for a run that is none, and for a file
-    that cannot be written."""
+    """Gather the report and write the archive.
+
+    `run` is a run folder or its name. None selects the last run, if one exists. `out` is the archive, by default a file
+    in the current directory with the time in its name. Raises `UsageError` if the run does not exist or the file cannot
+    be written."""
     path = Path(out or f"{_TOP}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}.tar.gz").expanduser()
     settings, trouble = _settings(environ)
     folder, plan = _run(run, settings)
@@ -106,7 +108,7 @@ def write_report(
 
 
 def _settings(environ: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
-    """The user's settings; where they are wrong, those of nobody, and why."""
+    """The user's settings. If they are invalid, returns the defaults and the reason."""
     try:
         return read_settings(environ), {}
     except WindlassError as error:
@@ -141,7 +143,7 @@ def gather(
     logs: bool,
     tell: Tell,
 ) -> ReportParts:
-    """All parts, those about this machine first."""
+    """All parts. The parts about this machine come first."""
     parts = ReportParts()
     texts: dict[str, Callable[[], str]] = {
         "version.txt": lambda: version_text(environ),
@@ -183,13 +185,15 @@ def _add_run(parts: ReportParts, folder: RunFolder, plan: Plan | None, logs: boo
 
 
 def _within(seconds: float, make: Callable[[], T]) -> T | Exception:
-    """What it returns or raises, but go on after so many seconds: a dead file system keeps its readers for ever."""
+    """The result or the exception of `make`. Stops waiting after this many seconds.
+
+    A dead file system blocks its readers for ever."""
     found: list[T | Exception] = []
 
     def run() -> None:
         try:
             found.append(make())
-        except Exception as error:  # a part that breaks must not hide the others
+        except Exception as error:  # a failing part must not hide the others
             found.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -199,7 +203,7 @@ def _within(seconds: float, make: Callable[[], T]) -> T | Exception:
 
 
 def _doctor_text(environ: Mapping[str, str]) -> str:
-    """What `windlass doctor --quick` says, in a process that can be ended."""
+    """The output of `windlass doctor --quick`, which runs in a process that can be killed."""
     argv = (*own_argv(), "doctor", "--quick", "--all")
     try:
         done = run_command(argv, timeout_s=DOCTOR_S, env={**environ, "NO_COLOR": "1"}, check=False)
@@ -209,7 +213,7 @@ def _doctor_text(environ: Mapping[str, str]) -> str:
 
 
 def summary_text(files: Mapping[str, str], left: Mapping[str, str]) -> str:
-    """What is inside and what is not, for people."""
+    """A readable list of the included and the omitted parts."""
     width = max((len(name) for name in (*files, *left)), default=0)
     first = files.get("version.txt", "").splitlines()
     detected = [line for line in files.get("site.txt", "").splitlines() if line.startswith("detected:")]

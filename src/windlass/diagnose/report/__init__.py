@@ -1,1 +1,1 @@
-"""A run as one page: what ran where, how its time was spent, why it was slow, and what to try next."""
+"""A run as one page: its nodes and ranks, how its time was spent, why it was slow, and what to try next."""

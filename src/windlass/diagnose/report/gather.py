@@ -1,4 +1,4 @@
-"""Everything that a run folder can tell, as one value. What is missing or damaged becomes a note, never an error."""
+"""Gather all facts of a run folder into one value. A missing or damaged file becomes a note, never an error."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class AttemptLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank over the whole run."""
+    """Figures of one rank over the whole run."""
 
     rank: int
     host: str
     steps: int = 0
     step_ms: float | None = None
     own_ms: float | None = None
-    """Without what it waits for other ranks and for data."""
+    """Step time without waiting for other ranks and for data."""
     p95_ms: float | None = None
     wait_share: float | None = None
     comm_share: float | None = None
@@ -55,17 +55,17 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Against(msgspec.Struct, frozen=True, kw_only=True):
-    """This run beside another one of the same work per rank."""
+    """Comparison of this run with another run that has the same work per rank."""
 
     name: str
     nodes: int
     step_ms: float
     efficiency: float
-    """The other's step over this one's: 1 is perfect weak scaling."""
+    """The other run's step time divided by this run's: 1 is perfect weak scaling."""
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A run from its plan to its end. Durations in seconds; None: not known."""
+    """A run from its plan to its end. Durations are in seconds. None means unknown."""
 
     version: int = REPORT_VERSION
     name: str
@@ -82,12 +82,12 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ranks_per_node: int
     world_size: int
     devices: int
-    """Of all nodes, as planned."""
+    """Number of devices on all nodes, from the plan."""
     hosts: str = ""
     command: tuple[str, ...] = ()
     started: str = ""
     seconds: float | None = None
-    """Of all starts together."""
+    """Total duration of all starts."""
     node_hours: float | None = None
     device_hours: float | None = None
     energy_kwh: float | None = None
@@ -104,16 +104,16 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ranks: tuple[RankSummary, ...] = ()
     measured: Measured
     profiles: tuple[str, ...] = ()
-    """Files that profilers left, by name."""
+    """Names of the files that profilers wrote."""
     against: Against | None = None
     notes: tuple[str, ...] = ()
-    """What this report could not know, and why."""
+    """Facts that this report could not determine, with the reasons."""
     not_checked: tuple[str, ...] = ()
-    """`straggler: all ranks share one node`, one for each rule without its evidence."""
+    """`straggler: all ranks share one node`, one entry for each rule without its evidence."""
 
 
 def gather(folder: RunFolder, environ: Mapping[str, str], *, against: RunFolder | None = None) -> RunReport:
-    """The report of a run folder. Raises `WindlassError` where it holds no plan that can be read."""
+    """The report of a run folder. Raises `WindlassError` if its plan is missing or cannot be read."""
     plan = read_plan(folder.path)
     notes: list[str] = []
     ends = _records(folder, notes)
@@ -167,7 +167,7 @@ def gather(folder: RunFolder, environ: Mapping[str, str], *, against: RunFolder 
 
 
 def _unchecked_note(not_checked: tuple[str, ...]) -> list[str]:
-    """All rules without their evidence in one line, by reason."""
+    """All rules without their evidence in one line, grouped by reason."""
     reasons = Counter(rule.partition(": ")[2] for rule in not_checked)
     listed = ", ".join(f"{why} ({count})" for why, count in reasons.most_common())
     return [f"{counted(len(not_checked), 'rule')} not checked: {listed}; `report --json` lists them"] if listed else []

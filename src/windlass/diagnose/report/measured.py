@@ -1,7 +1,7 @@
-"""What the samplers of a run say about the whole of it over time: spans, devices, energy. Pure.
+"""Figures over the whole run from the samplers: spans of time, devices, energy. Pure.
 
-Everything here may be missing: None is "not measured", never 0. Ten thousand ranks are folded: rows of a heat map are
-groups of devices or nodes, and a long history is thinned before it is looked at.
+Any figure may be missing. None means "not measured", never 0. Ten thousand ranks are aggregated: a row of a heat map is
+a group of devices or nodes, and a long history is thinned before it is read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from windlass.diagnose.watch.job import HistoryHead, HistoryLine, Job
 
 MAX_CELLS = 2_000_000
-"""Values of ranks and devices that are looked at; more of them, and only every second, third… line is."""
+"""Maximum number of rank and device values to read. Above it, only every second, third… line is read."""
 MAX_SPANS = 240
 _HEAT_ROWS, _HEAT_COLUMNS = 48, 96
 _WH = 3600.0
@@ -23,7 +23,7 @@ Cell = Callable[[HistoryLine, int], "float | None"]
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """A span of time: over the ranks, the median step and its range, and means of the shares."""
+    """A span of time: the median step and its range over the ranks, and means of the shares."""
 
     begin: float
     end: float
@@ -35,7 +35,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
-    """A value per group of rows and span of time; None where nobody measured."""
+    """A value per group of rows and span of time. None if it was not measured."""
 
     what: str
     unit: str
@@ -45,20 +45,20 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it."""
+    """All figures of a run."""
 
     spans: tuple[Span, ...] = ()
     heat: tuple[HeatMap, ...] = ()
     device_busy: float | None = None
-    """Mean over devices and the time in which ranks took steps."""
+    """Mean over the devices and over the time in which ranks took steps."""
     device_power_w: float | None = None
     energy_wh: float | None = None
     energy_of: str = ""
-    """What the energy is of: nodes, or devices alone where no node tells its power."""
+    """The source of the energy figure: nodes, or only devices if no node reports its power."""
 
 
 def measure(job: Job | None, head: HistoryHead | None, lines: Sequence[HistoryLine]) -> Measured:
-    """The figures of a run from its last samples and its history; either may be missing."""
+    """The figures of a run from its last samples and its history. Either may be missing."""
     if head is None or not lines:
         return Measured()
     used = _thinned(head, lines)
@@ -83,7 +83,7 @@ def _thinned(head: HistoryHead, lines: Sequence[HistoryLine]) -> list[HistoryLin
 
 
 def _fits(head: HistoryHead, line: HistoryLine) -> bool:
-    """A line of a torn or foreign file may have other columns than its head says."""
+    """Whether a line has the columns of its head. A line of a damaged or foreign file may have others."""
     return (len(line.nodes), len(line.devices), len(line.ranks)) == (
         len(head.hosts),
         len(head.devices),
@@ -133,13 +133,13 @@ def _heat(what: str, unit: str, names: Sequence[str], lines: Sequence[HistoryLin
 
 
 def _groups(count: int, most: int) -> list[tuple[int, int]]:
-    """`count` things in at most `most` groups of neighbours: begin and end of each."""
+    """Split `count` items into at most `most` groups of neighbours. Returns begin and end of each."""
     size = max(1, math.ceil(count / most))
     return [(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def _energy(lines: Sequence[HistoryLine]) -> tuple[float | None, str]:
-    """Watt-hours of the nodes where all of them tell their power, else of the devices; None where nobody does."""
+    """Watt-hours of the nodes if all of them report their power, otherwise of the devices, or None."""
     for of, column in (("nodes", lambda line: [row[4] for row in line.nodes]), ("devices", _device_power)):
         total, any_seen = 0.0, False
         for line in lines:

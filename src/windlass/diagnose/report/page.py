@@ -1,6 +1,6 @@
-"""A report as one HTML page that needs nothing else: verdict, timeline, heat maps, stragglers, failures. Pure.
+"""A report as one self-contained HTML page: verdict, timeline, heat maps, stragglers, failures. Pure.
 
-Also the report as text for a terminal, and as a table for a proposal.
+This module also writes the report as text for a terminal, and as a table for a proposal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SHOWN = 8
 
 
 def report_text(report: RunReport, findings: list[str]) -> str:
-    """The findings first, as the caller rendered them, then the figures behind them."""
+    """The findings first, as the caller formatted them, then the figures that support them."""
     lines = [f"{report.name} on {report.site}: {size_text(report)}; {state_text(report)}", "", *findings, ""]
     lines += [f"{name + ':':<16}{value}" for name, value in figures_of(report)]
     if len(report.attempts) > 1 or any(attempt.cause for attempt in report.attempts):
@@ -44,7 +44,7 @@ def state_text(report: RunReport) -> str:
 
 
 def figures_of(report: RunReport) -> list[tuple[str, str]]:
-    """Names and values of what is known."""
+    """Names and values of the known figures."""
     rows = [
         ("started", report.started),
         ("first step", f"seen after {duration_text(report.startup_s)}" if report.startup_s is not None else ""),
@@ -66,7 +66,7 @@ def figures_of(report: RunReport) -> list[tuple[str, str]]:
 
 
 def jobreport_text(report: RunReport) -> str:
-    """One row of what a proposal asks for; a dash where it is not known."""
+    """One row with the figures that a proposal needs. A dash means unknown."""
     power = report.measured.device_power_w
     columns = [
         ("Job", report.job_id or report.name),
@@ -93,7 +93,7 @@ def jobreport_text(report: RunReport) -> str:
 
 
 def slowest(report: RunReport, most: int = _SHOWN) -> list[RankSummary]:
-    """Ranks with the longest own time; none where all are alike."""
+    """Ranks with the longest time without waiting. Empty if all ranks are similar."""
     known = [rank for rank in report.ranks if rank.step_ms is not None]
     return sorted(known, key=lambda rank: -(rank.own_ms or 0.0))[:most] if len(known) > 1 else known
 
@@ -254,7 +254,7 @@ def _table(rows: list[tuple[str, str]]) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """Short enough for an axis: `4:05`, `3:07:00`."""
+    """A short form for an axis: `4:05`, `3:07:00`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,4 +1,4 @@
-"""What a job does while it runs: records of the ranks' steps, samples of the nodes, and what follows from them.
+"""Monitoring of a running job: records of the ranks' steps, samples of the nodes, and findings from both.
 
-`node/` travels to the nodes: the start-up hook of the ranks, and the samplers. The rest reads what they wrote.
+The start-up hook of the ranks and the samplers run on the nodes (`node/sampler`). This package reads their output.
 """

@@ -1,4 +1,4 @@
-"""A job that does not exist, for `watch --demo` and for measuring: a slow rank, an idle device, figures that move."""
+"""A simulated job for `watch --demo` and for measurements, with a slow rank, an idle device and changing figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GIB = 1 << 30
 
 
 def demo_job(nodes: int, at: float, *, devices_per_node: int = 4, seed: int = 13) -> Job:
-    """The job at a time. The same arguments give the same job."""
+    """The job at this time. The same arguments give the same job."""
     rng = random.Random(f"{seed}/{int(at)}")
     ranks = range(nodes * devices_per_node)
     slow, idle = len(ranks) * 5 // 8, min(nodes - 1, 2) * devices_per_node + 1

@@ -1,4 +1,4 @@
-"""Figures of a job, the same for every command that shows them, and how they are written. Pure."""
+"""Figures of a job and their text form, shared by every command that shows them. Pure."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from windlass.diagnose.watch import thresholds
 from windlass.diagnose.watch.job import Job, RankRow
 
 ENOUGH_STEPS = 20
-"""Below this the first steps, which compile and fill caches, decide every mean."""
+"""With fewer steps, the first steps, which compile and fill caches, dominate every mean."""
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How fast a job is or was. None: not measured."""
+    """The speed of a job. None means not measured."""
 
     steps: int | None = None
     step_ms: float | None = None
-    """Median of the ranks' median steps: of the newest steps while it runs, of all when it has ended."""
+    """Median of the ranks' median steps. Uses the newest steps of a running job, and all steps of an ended job."""
     p95_ms: float | None = None
     wait_share: float | None = None
     comm_share: float | None = None
     startup_s: float | None = None
-    """Until the end of the first step."""
+    """Time until the end of the first step."""
 
 
 def pace(job: Job) -> Pace:
@@ -43,7 +43,7 @@ def pace(job: Job) -> Pace:
 
 
 def stepping(job: Job) -> list[RankRow]:
-    """Ranks that take steps, or took some."""
+    """Ranks that have taken at least one step."""
     return [rank for rank in job.ranks if rank.steps]
 
 
@@ -56,16 +56,15 @@ def wait_share(job: Job, rank: RankRow) -> float | None:
 
 
 def own_ms(rank: RankRow) -> float:
-    """A rank's own part of its step: without what it waits for other ranks and for data."""
+    """The part of a rank's step without waiting for other ranks and for data."""
     return (rank.step_ms or 0.0) * max(0.0, 1 - (rank.comm_share or 0.0) - (rank.wait_share or 0.0))
 
 
 def slow_ranks(own: Mapping[int, float]) -> tuple[int, ...]:
-    """Ranks whose own part of a step is clearly longer than the median's. None where it is so for more than half of
-    them."""
+    """Ranks whose step without waiting is clearly longer than the median. Empty if that holds for more than half."""
     if len(own) < 2:
         return ()
-    usual = median(own.values())  # of two ranks one has to take twice as long as the other
+    usual = median(own.values())  # with two ranks, one must take twice as long as the other
     slow = tuple(rank for rank, ms in own.items() if thresholds.is_straggler(ms, usual))
     return slow if 2 * len(slow) <= len(own) else ()
 
@@ -83,12 +82,14 @@ def ranks_per_node(job: Job) -> int:
 
 
 def is_uneven(job: Job) -> bool:
-    """Some ranks wait for others, whichever these are: then what they measure as communication is waiting."""
+    """Whether some ranks wait for others, even if the slow ranks change.
+
+    The communication time that these ranks measure is then waiting time."""
     return job.uneven >= max(thresholds.SLOW_SAMPLES, thresholds.SLOW_SHARE * job.compared)
 
 
 def slow_rows(job: Job) -> list[RankRow]:
-    """Ranks that are slow in most of the samples with a slow one; none of them where they change."""
+    """Ranks that are slow in most of the samples with a slow rank. Empty if the slow ranks change."""
     if not is_uneven(job):
         return []
     least = thresholds.SAME_RANK * job.uneven / job.compared
@@ -96,7 +97,7 @@ def slow_rows(job: Job) -> list[RankRow]:
 
 
 def median(values: Iterable[float]) -> float:
-    """As of `statistics`, which is expensive to import at the start of `run`."""
+    """Like `statistics.median`, but without the import, which makes the start of `run` slower."""
     ordered = sorted(values)
     return (ordered[len(ordered) // 2] + ordered[~(len(ordered) // 2)]) / 2
 
@@ -119,7 +120,7 @@ def hosts_text(hosts: Sequence[str]) -> str:
 
 
 def ms_text(ms: float | None) -> str:
-    """A duration as people read it."""
+    """A duration in a readable form."""
     if ms is None:
         return "-"
     if ms >= 10_000:

@@ -1,6 +1,6 @@
-"""What is worst in a job, and what to do about it: rules over its rows, the most serious finding first. Pure.
+"""Find the problems of a running job and what to do about them, the most serious first. Pure.
 
-The rules for a slow run are in `rules`, for the report too. What only a running job shows is here.
+The rules for a slow run are in `rules`, which the report uses too. This module has the rules that need a running job.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ STALL_STEPS, STALL_S = 5.0, 120.0
 QUIET_STEPS, QUIET_S = 10.0, 5.0
 SAVE_S = 3600.0
 FLUSH_S = 1.0
-"""Ranks write their steps down this often (`node/sampler/recorder.py`)."""
+"""Ranks write their steps to a file at this interval (`node/sampler/recorder.py`)."""
 LOST_INTERVALS, LOST_S = 4.0, 30.0
 CPU_FULL = 0.97
 
 
 def find(job: Job) -> tuple[Finding, ...]:
-    """All findings, the most serious first; one that says so where nothing stands out."""
+    """All findings, the most serious first. If there is no problem, one finding reports that."""
     here = (finding for rule in _RULES for finding in rule(job))
     found = worst_first((*here, *check(job).findings))
     told = any(finding.severity in SERIOUS or finding.kind == "no-step" for finding in found)
@@ -42,10 +42,11 @@ def _all_well(job: Job) -> Finding:
 
 
 def _stalled(job: Job) -> list[Finding]:
-    """Ranks without a step for long: an error after minutes, a note after ten steps, for evaluation and saves take
-    their time. A rank that fetches batches evaluates, and one that saves is given an hour. A rank is named only where
-    others still take steps: what ranks did since their last flush is not seen, so that after a total stop the order of
-    the last steps says nothing."""
+    """Ranks that have taken no step for a long time: an error after minutes, a note after ten steps.
+
+    Evaluation and saves take time. A rank that fetches batches counts as evaluating, and a rank that saves has an hour.
+    Ranks are named only if other ranks still take steps. The job does not contain the steps since the last flush, so
+    after a total stop the order of the last steps means nothing."""
     stepping = [rank for rank in job.ranks if rank.activity == "steps" and rank.step_ms is not None and rank.last_at]
     if job.ended or not stepping:
         return []
@@ -76,7 +77,7 @@ def _stalled(job: Job) -> list[Finding]:
 
 
 def _alive_at(rank: RankRow) -> float:
-    """When it last took a step or fetched a batch; of one that saves, up to an hour after that began."""
+    """Time of the last step or fetched batch. For a rank that saves, up to an hour after the start of the save."""
     doing = (rank.doing_at or 0.0) + (SAVE_S if rank.doing == "save" else 0.0)
     return max(rank.last_at or 0.0, doing if rank.doing else 0.0)
 

@@ -1,6 +1,6 @@
-"""Folds what the samplers of all nodes send into the files of the run folder: the job now, and its history.
+"""Combine the samples of all nodes into two files of the run folder: the current job, and its history.
 
-Only the windlass of the run writes them, so that 10,000 nodes are two files and not 10,000.
+Only the windlass process of the run writes them, so that 10,000 nodes need two files instead of 10,000.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from windlass.plan.profile import profiled_ranks
 
 MAX_HISTORY_LINES = 512
 _ACTIVITIES: tuple[RankActivity, ...] = ("steps", "python", "command", "ended")
-"""In the order of the samplers' numbers."""
+"""In the order of the samplers' activity numbers."""
 _NODES_PER_S = 500
 _INTERVAL_S = 2.0
 _MAX_NOTES = 64
@@ -44,12 +44,12 @@ _Cells = tuple[float | None, ...]
 
 
 def interval_s(nodes: int) -> float:
-    """How often nodes look: so that one process can listen to all of them."""
+    """The sampling interval, long enough for one process to receive the samples of all nodes."""
     return max(_INTERVAL_S, nodes / _NODES_PER_S)
 
 
 def about_of(plan: Plan) -> About:
-    """What the rules need to know of a plan."""
+    """The facts of a plan that the rules need."""
     return About(
         cpus_per_rank=min((len(rank.cpus) for rank in plan.binding.ranks if rank.cpus), default=0),
         bound_by=plan.binding.because,
@@ -59,7 +59,7 @@ def about_of(plan: Plan) -> About:
 
 
 class JobFold:
-    """What is known of the job so far."""
+    """The state of the job according to all samples so far."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class JobFold:
         self.torn = 0
 
     def take(self, node: int, text: str) -> bool:
-        """One text of a sampler; False for one that cannot be read, which costs only itself."""
+        """Add one text of a sampler. Returns False for a text that cannot be parsed, which is then ignored."""
         try:
             if not 0 <= node < len(self._hosts):
                 raise ValueError("no such node")
@@ -116,7 +116,7 @@ class JobFold:
         return True
 
     def _save(self, rank: int, step: int, key: int, path: str) -> None:
-        """Remember who saved a file last, and ranks that save it at the same step."""
+        """Store which ranks saved a file and at which step, and find ranks that save it at the same step."""
         if len(self._saves) >= _MAX_FILES and key not in self._saves:
             self._saves.clear()
         ranks = self._saves.setdefault(key, {})
@@ -161,7 +161,7 @@ def _convert(row: list[Any], kind: type[Any]) -> Any:
 
 
 class JobFiles:
-    """The two files of a run folder."""
+    """Writes the two files of a run folder."""
 
     def __init__(self, folder: Path, *, every_s: float) -> None:
         self._folder = folder / FOLDER
@@ -173,7 +173,7 @@ class JobFiles:
         self._lines = 0
 
     def write(self, job: Job) -> None:
-        """Raises `OSError` where the folder cannot be written."""
+        """Raises `OSError` if the directory cannot be written."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         replace_file(self._folder / NOW_FILE, msgspec.json.encode(job))
         self._remember(job)
@@ -195,7 +195,7 @@ class JobFiles:
             self._flush(job.at)
 
     def _change_head(self, head: HistoryHead) -> None:
-        """A device or rank is seen for the first time: lines so far get empty columns for it."""
+        """Add empty columns to the existing lines, because a device or rank appeared for the first time."""
         path = self._folder / HISTORY_FILE
         old, self._head, self._sums = self._head, head, _Sums()
         lines = [widened(line, old, head) for line in _read_lines(path)] if old else []
@@ -215,7 +215,7 @@ class JobFiles:
             self._halve(path)
 
     def _halve(self, path: Path) -> None:
-        """Two neighbours become one line."""
+        """Merge each pair of neighbouring lines into one."""
         assert self._head is not None
         lines = _read_lines(path)
         merged = [merged_lines(lines[at : at + 2]) for at in range(0, len(lines), 2)]
@@ -225,7 +225,7 @@ class JobFiles:
 
 
 class _Sums:
-    """Means over a span of time, cell by cell; what is not measured is left out."""
+    """Means over a span of time for each cell. Values that were not measured are ignored."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -256,7 +256,7 @@ class _Sums:
 
 
 def history_cells(job: Job) -> tuple[list[_Cells], list[_Cells], list[_Cells]]:
-    """The columns of a history line for nodes, devices and ranks, as `HistoryLine` names them."""
+    """The columns of a history line for nodes, devices and ranks, in the order of `HistoryLine`."""
     nodes: list[_Cells] = [
         (
             node.cpu,
@@ -273,7 +273,7 @@ def history_cells(job: Job) -> tuple[list[_Cells], list[_Cells], list[_Cells]]:
 
 
 def merged_lines(lines: Sequence[HistoryLine]) -> HistoryLine:
-    """One line for neighbours: means weighted by their time."""
+    """Merge neighbouring lines into one. The means are weighted by duration."""
     if len(lines) == 1:
         return lines[0]
     weights = [max(1e-9, line.end - line.begin) for line in lines]
@@ -294,7 +294,7 @@ def merged_lines(lines: Sequence[HistoryLine]) -> HistoryLine:
 
 
 def widened(line: HistoryLine, old: HistoryHead, new: HistoryHead) -> HistoryLine:
-    """The line in the columns of another head."""
+    """The line with the columns of another head."""
     devices = dict(zip(old.devices, line.devices, strict=False))
     ranks = dict(zip(old.ranks, line.ranks, strict=False))
     return msgspec.structs.replace(

@@ -1,6 +1,6 @@
-"""The whole job at one moment, as it lies in the run folder: one row per node, device and rank. Values only.
+"""The whole job at one moment, as the run folder stores it: one row per node, device and rank. Values only.
 
-Rows are arrays in JSON, so that 10,000 nodes are a few megabytes and read in a fraction of a second.
+Rows are JSON arrays, so that 10,000 nodes need a few megabytes and are read in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from windlass.model.jsontext import Versioned, from_json
 from windlass.node.sys.reading import read_bytes
 
 FOLDER = "watch"
-"""Folder in the run folder."""
+"""Name of the directory in the run folder."""
 NOW_FILE = "now.json"
 MAX_HISTORY_BYTES = 64 << 20
 HISTORY_FILE = "history.jsonl"
 JOB_VERSION = 1
 RankActivity = Literal["steps", "python", "command", "ended"]
-"""`steps`: steps were seen. `python`: a Python with the hook, but no step yet. `command`: running, not seen by the
-hook. `ended`: its process is gone."""
+"""`steps`: the rank has taken steps. `python`: a Python process with the hook, but no step yet. `command`: running, but
+without the hook. `ended`: its process has exited."""
 
 
 Index = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -31,26 +31,26 @@ Bytes = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class NodeRow(msgspec.Struct, frozen=True, array_like=True):
-    """One node. None: not measured there."""
+    """One node. None means not measured on this node."""
 
     host: str
     at: float
-    """When its last sample was taken; 0: none has come yet."""
+    """Time of its last sample. 0 if no sample has arrived yet."""
     cpu: float | None = None
     memory_bytes: Bytes | None = None
-    """Working set: what cannot be dropped without writing it somewhere."""
+    """Working set: memory that cannot be freed without writing it to a file or to swap."""
     memory_limit_bytes: Bytes | None = None
     rx_bytes_s: float | None = None
     tx_bytes_s: float | None = None
     shared_read_bytes_s: float | None = None
-    """Lustre and NFS."""
+    """Traffic of Lustre and NFS."""
     shared_write_bytes_s: float | None = None
     disk_read_bytes_s: float | None = None
     disk_write_bytes_s: float | None = None
     power_w: float | None = None
     memory_peak_bytes: Bytes | None = None
     growth_bytes_s: float | None = None
-    """Of its memory while ranks take steps, where it grows all the time."""
+    """Growth of its memory while ranks take steps, if it grows continuously."""
 
 
 class DeviceRow(msgspec.Struct, frozen=True, array_like=True):
@@ -68,14 +68,15 @@ class DeviceRow(msgspec.Struct, frozen=True, array_like=True):
     worked: float | None = None
     """Mean of `busy` while ranks took steps."""
     throttled_share: float | None = None
-    """Of the samples while ranks took steps."""
+    """Share of the samples while ranks took steps."""
     unverified: bool = False
-    """Its reader has never run on such a device."""
+    """Its reader has never run on a device of this kind."""
 
 
 class RankRow(msgspec.Struct, frozen=True, array_like=True):
-    """One rank. `step_ms`, `wait_share` and `comm_share` are of the newest steps; the share of communication is what
-    DDP measured and nothing hides, None where it was not measured. Warm-up and pauses are no steps."""
+    """One rank. `step_ms`, `wait_share` and `comm_share` describe the newest steps, without warm-up and pauses.
+
+    `comm_share` is the communication that DDP measured and that computation does not hide. None means not measured."""
 
     rank: Index
     node: Index
@@ -86,7 +87,7 @@ class RankRow(msgspec.Struct, frozen=True, array_like=True):
     wait_share: float | None = None
     comm_share: float | None = None
     cpu: float | None = None
-    """Cores that its processes keep busy."""
+    """Number of cores that its processes keep busy."""
     memory_bytes: Bytes | None = None
     all_ms: float | None = None
     """Mean of all its steps."""
@@ -94,27 +95,28 @@ class RankRow(msgspec.Struct, frozen=True, array_like=True):
     all_wait_share: float | None = None
     alloc_retries: Bytes | None = None
     median_ms: float | None = None
-    """Of all its steps."""
+    """Median of all its steps."""
     first_at: float | None = None
-    """When its first step ended."""
+    """Time at which its first step ended."""
     doing: str = ""
-    """Since its last step: `data` (it fetches batches), `save`, or empty where that is not known."""
+    """Activity since its last step: `data` (it fetches batches), `save`, or empty if unknown."""
     doing_at: float | None = None
     gil_us: float | None = None
-    """How long Python's lock takes to come back to the main thread."""
+    """Time until the main thread gets Python's lock (GIL) back."""
     nan_step: Bytes | None = None
-    """The step after which parameters were no numbers."""
+    """The step after which parameters were NaN."""
     phases_s: tuple[float, float, float, float, float, float] | None = None
-    """Start-up, warm-up, steps, evaluation, save, other pauses."""
+    """Seconds of start-up, warm-up, steps, evaluation, save and other pauses."""
     run_delay: float | None = None
-    """Share of the time in which its main thread was ready and had no core; mean of the samples with steps. Where the
-    kernel does not count that, the share of its cores that other processes used while all of them were busy."""
+    """Share of the time in which its main thread was ready but had no core, as a mean of the samples with steps.
+
+    If the kernel does not count that, the share of its cores that other processes used while all of them were busy."""
     slow_share: float | None = None
-    """Share of the compared samples in which it was slower than the others by itself."""
+    """Share of the compared samples in which this rank itself, without waiting, was slower than the others."""
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """What could not be measured, and where."""
+    """A figure that could not be measured, and on which nodes."""
 
     text: str
     nodes: str
@@ -122,10 +124,10 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plan says of the job, for the rules."""
+    """Facts of the plan that the rules need."""
 
     cpus_per_rank: Index = 0
-    """0: not bound."""
+    """0 if not bound."""
     bound_by: str = ""
     profiled: tuple[Index, ...] = ()
     remarks: tuple[Finding, ...] = ()
@@ -133,7 +135,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """The job as the last samples show it."""
+    """The job according to the last samples."""
 
     version: int = JOB_VERSION
     at: float
@@ -141,13 +143,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: float
     ended: bool = False
     cores: Index = 0
-    """Of a node, for the ranks. 0: not known."""
+    """Cores of a node that the ranks can use. 0 if unknown."""
     started: float = 0.0
     about: About = About()
     compared: Index = 0
-    """Samples in which the ranks were compared: the newest of a running job, all of one that has ended."""
+    """Number of samples in which the ranks were compared: the newest of a running job, all of an ended job."""
     uneven: Index = 0
-    """How many of them had a slow rank."""
+    """Number of these samples that had a slow rank."""
     shared_files: tuple[tuple[str, tuple[Index, ...]], ...] = ()
     """Files that several ranks saved at the same step, with these ranks."""
     nodes: tuple[NodeRow, ...]
@@ -162,22 +164,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryHead(msgspec.Struct, frozen=True, kw_only=True):
-    """First line of the history: what the columns of all other lines are."""
+    """First line of the history. It defines the columns of all other lines."""
 
     version: int = JOB_VERSION
     hosts: tuple[str, ...]
     devices: tuple[tuple[Index, Index], ...]
-    """Node and index of each."""
+    """Node and index of each device."""
     ranks: tuple[Index, ...]
 
 
 class HistoryLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A span of time: means over it, one entry per node, device and rank of the head, None where there was nothing."""
+    """Means over a span of time, one entry per node, device and rank of the head. None if there was no value."""
 
     begin: float
     end: float
     nodes: tuple[tuple[float | None, float | None, float | None, float | None, float | None], ...]
-    """Busy CPUs, memory, network, shared file systems (bytes a second), power."""
+    """Busy CPUs, memory, network, shared file systems (bytes per second), power."""
     devices: tuple[tuple[float | None, float | None, float | None], ...]
     """Busy, power, memory."""
     ranks: tuple[tuple[float | None, float | None, float | None, float | None], ...]
@@ -185,7 +187,7 @@ class HistoryLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_job(folder: Path) -> Job | None:
-    """The job of a run folder; None where nothing was sampled. Raises `ConfigError` for a damaged file."""
+    """The job of a run folder, or None if it has no samples. Raises `ConfigError` for a damaged file."""
     path = folder / FOLDER / NOW_FILE
     try:
         data = read_bytes(path, MAX_HISTORY_BYTES, within=folder)
@@ -205,7 +207,7 @@ def read_job(folder: Path) -> Job | None:
 
 
 def read_history(folder: Path) -> tuple[HistoryHead | None, tuple[HistoryLine, ...], int]:
-    """Head and lines of a run folder's history, and how many lines could not be read."""
+    """Head and lines of a run folder's history, and the number of lines that could not be read."""
     try:
         raw = read_bytes(folder / FOLDER / HISTORY_FILE, 2 * MAX_HISTORY_BYTES, within=folder).splitlines()
     except OSError:

@@ -1,6 +1,6 @@
 """Rules about the memory, cores, devices and files of a job: pure functions from samples to a finding.
 
-`rules` has the evidence that each needs.
+`rules` defines the evidence that each rule needs.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def shared_file(job: Job) -> Finding | None:
 
 
 def busy_node(job: Job) -> Finding | None:
-    """Ranks that are ready and get no core, although they keep few of them busy themselves."""
+    """Ranks that are ready but get no core, although they keep only few cores busy."""
     found = []
     for number, node in enumerate(job.nodes):
         delay = middle(rank.run_delay for rank in stepping(job) if rank.node == number)
@@ -102,7 +102,7 @@ def cpu_binding(job: Job) -> Finding | None:
     cpus = job.about.cpus_per_rank
     busy = [rank for rank in stepping(job) if rank.cpu is not None and rank.cpu > 0.95 * cpus]
     if not busy or cpus >= 4 or (job.cores and cpus * ranks_per_node(job) >= job.cores):
-        return None  # the node has no more to give
+        return None  # the node has no more cores
     return Finding(
         kind="cpu-binding",
         severity="warning",
@@ -132,7 +132,7 @@ def device_memory(job: Job) -> Finding | None:
 def _devices(
     kind: str, is_bad: Callable[[DeviceRow], bool], evidence: str, advice: str
 ) -> Callable[[Job], Finding | None]:
-    """A rule about single devices."""
+    """Make a rule about single devices."""
 
     def judge(job: Job) -> Finding | None:
         bad = [device for device in job.devices if is_bad(device)]

@@ -1,4 +1,4 @@
-"""What the rules need of all samples of a job, and one sample does not show. Pure."""
+"""Figures that the rules need and that only all samples of a job together show. Pure."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from windlass.diagnose.watch.figures import ENOUGH_STEPS, own_ms, slow_ranks
 from windlass.diagnose.watch.job import Job
 
 _RECENT = 30
-"""Samples by which a running job is compared: a minute of a small one."""
+"""Number of newest samples that a running job compares. In a small job they cover one minute."""
 _SERIES = 128
 _LEAST_SAMPLES = 5
-"""Of a device. One that lowers its clock for a moment does it in one of two samples too."""
+"""Minimum for a mean. A device that lowers its clock for a moment could do so in one of two samples."""
 _PARTS, _PART_SAMPLES = 6, 2
 _GROWN, _GROWN_BYTES, _STEADY = 0.05, 128 << 20, 0.5
-"""A leak grows by more than a twentieth and than what allocators keep back, at a speed that does not fall by half."""
+"""A leak grows by more than a twentieth and by more than allocators keep, and its speed does not fall by half."""
 _OWN_SHARE = 0.9
-"""Of the cores of a node. Ranks that use as much themselves wait for each other."""
+"""Share of a node's cores. Ranks that use this share themselves wait for each other."""
 
 
 class Past:
-    """What the rules need of all samples: who was slow among the ranks, how busy devices were, how memory grew, how
-    long ranks waited for a core. Only samples in which ranks took steps count."""
+    """Figures over all samples: slow ranks, busy devices, growth of memory, and how long ranks waited for a core.
+
+    Only samples in which ranks took steps count."""
 
     def __init__(self) -> None:
         self._steps: dict[int, int] = {}
@@ -70,7 +71,7 @@ class Past:
             self._uneven += bool(slow)
 
     def added_to(self, job: Job) -> Job:
-        """The job with these figures: of the newest samples where it runs, of all where it has ended."""
+        """The job with these figures. Uses the newest samples of a running job, and all samples of an ended job."""
         times = self._all if job.ended else Counter(rank for slow in self._recent for rank in slow)
         compared = self._compared if job.ended else len(self._recent)
         replace = msgspec.structs.replace
@@ -106,7 +107,7 @@ class Past:
 
 
 class GrowingSeries:
-    """A bounded series of a node's memory: when it is full, every second value goes."""
+    """A bounded series of a node's memory. When it is full, every second value is removed."""
 
     def __init__(self) -> None:
         self._values: list[tuple[float, int]] = []
@@ -123,9 +124,11 @@ class GrowingSeries:
             self._every = 2 * self._every + 1
 
     def growth(self) -> float | None:
-        """Bytes a second where it grows all the time. Memory that a model needs is there after its first steps. One
-        that still grows from each sixth of the rest to the next, and as fast in the second half as in the first, is
-        leaking. One that fills a cache slows down."""
+        """Bytes per second if the memory grows continuously, otherwise None.
+
+        A model has its memory after its first steps, so the first part is ignored. Memory leaks if it grows in each
+        sixth of the rest, and as fast in the second half as in the first. A cache that fills grows more slowly over
+        time."""
         size = len(self._values) // (_PARTS + 1)
         if size < _PART_SAMPLES:
             return None

@@ -1,5 +1,6 @@
-"""The job in Prometheus' text form, with the names of nodes, devices and ranks and no command line, and a port that
-serves it on this machine.
+"""The job in Prometheus' text format, and a port that serves it on this machine.
+
+The text contains the names of nodes, devices and ranks, but no command line.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _s(ms: float | None) -> float | None:
 
 
 class MetricsPort:
-    """Serves `text()` on 127.0.0.1 while it is entered; does nothing where no port is wanted."""
+    """Serves `text()` on 127.0.0.1 inside its `with` block. Does nothing if no port is requested."""
 
     def __init__(self, port: int | None, text: Callable[[], str]) -> None:
         self._port = port
@@ -104,7 +105,7 @@ class MetricsPort:
                 self.wfile.write(body if self.path == "/metrics" else b"")
 
             def log_message(self, *_: object) -> None:
-                """Nothing is printed over the screen."""
+                """Print nothing, because the output would damage the screen."""
 
         try:
             self._server = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)

@@ -1,8 +1,8 @@
-"""The rules for a slow or broken run, for every command that judges one, and the evidence that each of them needs.
+"""The rules for a slow or broken run, shared by all commands, and the evidence that each rule needs.
 
-Without its evidence a rule reports nothing and is listed as not checked. Rules about steps (`step_rules`) look at ranks
-that took enough of them, and at the phase of steps alone. `node_rules` has the rules about memory, cores, devices and
-files, `findings` what only a running job shows, and `thresholds` the limits and their reasons.
+A rule without its evidence reports nothing and is listed as not checked. Rules about steps (`step_rules`) use only
+ranks with enough steps, and only the time in which they take steps. `node_rules` has the rules about memory, cores,
+devices and files. `findings` has the rules for a running job. `thresholds` has the limits and their reasons.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from windlass.model.finding import Finding
 
 
 class Rule(NamedTuple):
-    """`lacks`: why the rule cannot be checked; empty where it can."""
+    """`lacks` returns why the rule cannot be checked, or an empty string."""
 
     kind: str
     lacks: Callable[[Job], str]
@@ -27,7 +27,7 @@ class Rule(NamedTuple):
 class Checked(NamedTuple):
     findings: tuple[Finding, ...]
     not_checked: tuple[str, ...]
-    """`straggler: all ranks share one node`, one for each rule without its evidence."""
+    """`straggler: all ranks share one node`, one entry for each rule without its evidence."""
 
 
 def check(job: Job) -> Checked:
@@ -40,7 +40,7 @@ def check(job: Job) -> Checked:
     )
 
 
-# What a rule needs
+# Evidence that the rules need
 
 
 def _no_steps(job: Job) -> str:

@@ -1,4 +1,4 @@
-"""The screen of `windlass watch`: the answer, then figures of the whole job, then the ranks that stand out. Pure."""
+"""The screen of `windlass watch`: the findings, then figures of the whole job, then the slowest ranks. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CELL = 10
 def screen_text(
     job: Job, findings: Sequence[Finding], *, width: int = 80, height: int | None = None, colour: bool = False
 ) -> str:
-    """Lines of at most `width` columns, at most `height` of them where that is given."""
+    """Lines of at most `width` columns, and at most `height` lines if `height` is given."""
     width = max(_MIN_WIDTH, width)
     lines = [_head(job, width), *_banner(findings, width), ""]
     lines += [line[:width] for line in _table(job, width)]
@@ -33,7 +33,7 @@ def screen_text(
         lines += ["", *(_cut(finding_lines([one])[0], width) for one in rest)]
     if height is not None:
         lines = lines[: max(3, height)]
-    shown = [for_terminal(line.rstrip()) for line in lines]  # names and texts of the run may hold codes for a terminal
+    shown = [for_terminal(line.rstrip()) for line in lines]  # names and texts of the run may contain terminal codes
     if findings and colour:
         word = findings[0].severity
         shown[1] = shown[1].replace(word, f"\x1b[{_COLOURS[word]}m{word}\x1b[0m", 1)
@@ -53,7 +53,7 @@ def _head(job: Job, width: int) -> str:
 
 
 def _banner(findings: Sequence[Finding], width: int) -> list[str]:
-    """What is worst, what to do, and what comes next."""
+    """The most serious finding, what to do, and the next findings."""
     if not findings:
         return []
     first, *advice = finding_lines(findings[:1])
@@ -67,7 +67,7 @@ def _has_second(findings: Sequence[Finding]) -> bool:
 
 
 def _table(job: Job, width: int) -> list[str]:
-    """Quantiles over ranks, devices and nodes, and whose the extreme is."""
+    """Quantiles over ranks, devices and nodes, and the item with the extreme value."""
     hosts = [node.host for node in job.nodes]
 
     def rank_name(at: int) -> str:
@@ -96,7 +96,7 @@ def _table(job: Job, width: int) -> list[str]:
 
 
 _ALWAYS = frozenset({"step ms", "data wait %", "collectives %"})
-"""Rows that say so where nothing is known."""
+"""Rows that show "unknown" if no value is known."""
 
 
 def _row(
@@ -117,7 +117,7 @@ def _row(
 
 
 def _totals(job: Job) -> list[str]:
-    """Traffic of the whole job."""
+    """Network and disk traffic of the whole job."""
     sums = {
         "network": [(n.rx_bytes_s or 0.0) + (n.tx_bytes_s or 0.0) for n in job.nodes if n.rx_bytes_s is not None],
         "shared files": [
@@ -136,7 +136,7 @@ def _totals(job: Job) -> list[str]:
 
 
 def _ranks(job: Job, room: int) -> list[str]:
-    """All ranks where they fit, else the slowest."""
+    """All ranks if they fit, otherwise the slowest."""
     ranks = list(job.ranks)
     if not ranks or room < 3:
         return []
@@ -165,7 +165,7 @@ def _rank_line(rank: RankRow, job: Job) -> str:
 
 
 def _idle(job: Job) -> list[str]:
-    """Devices that do nothing."""
+    """Idle devices."""
     idle = [device for device in job.devices if device.busy is not None and device.busy < 0.1]
     if not idle:
         return []

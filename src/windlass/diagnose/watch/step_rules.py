@@ -1,6 +1,6 @@
 """Rules about the steps of a job and the time between them: pure functions from samples to a finding.
 
-`rules` has the evidence that each needs.
+`rules` defines the evidence that each rule needs.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def noise(job: Job) -> Finding | None:
 
 
 def network_bound(job: Job) -> Finding | None:
-    """By the rank that waits least: the others may wait for it and not for the network."""
+    """Uses the rank that waits least, because the others may wait for that rank and not for the network."""
     share = min(rank.comm_share for rank in job.ranks if rank.comm_share is not None)
     severity = thresholds.severity(share, thresholds.COMM_WARN, thresholds.COMM_BAD)
     if severity is None:
@@ -185,7 +185,7 @@ def tcp_fallback(job: Job) -> Finding | None:
 
 
 def _between_steps(kind: str, phase: int, warn: float, what: str, advice: str) -> Callable[[Job], Finding | None]:
-    """A rule about one phase of `RankRow.phases_s`: the median rank's share of the time after its start."""
+    """Make a rule about one phase of `RankRow.phases_s`: the median rank's share of the time after its start."""
 
     def judge(job: Job) -> Finding | None:
         phases = [rank.phases_s for rank in stepping(job) if rank.phases_s is not None]

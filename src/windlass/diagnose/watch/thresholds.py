@@ -1,7 +1,7 @@
-"""Where a figure of a job begins to stand out, for `watch` while it runs and `report` afterwards.
+"""Limits above which a figure of a job is a finding, for `watch` during a run and `report` after it.
 
-Limits that somebody published are marked with their source; the others are ours. `docs/howto/why-is-it-slow.md` lists
-them for people.
+Published limits are marked with their source. The others are from this project. `docs/howto/why-is-it-slow.md` lists
+them for users.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from typing import Literal
 Serious = Literal["error", "warning"]
 
 WAIT_WARN, WAIT_BAD = 0.10, 0.20
-"""Share of a step that ranks wait for data: a tenth is where MLPerf Storage draws the line for a healthy input."""
+"""Share of a step in which ranks wait for data. MLPerf Storage uses a tenth as the limit for a healthy input."""
 COMM_WARN, COMM_BAD = 0.20, 0.40
-"""Share of a step that is communication which no computing hides."""
+"""Share of a step for communication that computation does not hide."""
 SLOW_SCORE = 0.75
-"""Of the median's speed: below, a rank counts as a straggler, as in NVIDIA's resiliency extension."""
+"""Share of the median's speed. A rank below it is a straggler, as in NVIDIA's resiliency extension."""
 SLOW_SAMPLES, SLOW_SHARE, SAME_RANK = 3, 0.25, 0.6
-"""Samples with a slow rank, their share of all, and the share of them in which it is the same one."""
+"""Samples with a slow rank, their share of all samples, and the share of them in which it is the same rank."""
 SAVE_WARN, PAUSE_WARN = 0.25, 0.5
-"""Share of the time after the start. Saving in the background pays from a quarter on. An evaluation may be long on
-purpose, half of the time is rarely meant."""
+"""Share of the time after the start. Saving in the background is worth it from a quarter on. A long evaluation can be
+intended, but half of the time is rarely intended."""
 MEMORY_SHARE = 0.92
-"""Of a node's memory limit; the kernel kills a rank at 1."""
+"""Share of a node's memory limit. The kernel kills a rank at 1."""
 IDLE_BUSY = 0.05
-"""A device that is busy less than this while others work does nothing."""
+"""A device that is busy less than this while others work counts as idle."""
 THROTTLED_SHARE = 0.2
-"""Of the samples. A device that reaches its power limit for a moment is healthy."""
+"""Share of the samples. A healthy device can reach its power limit for a moment."""
 GIL_US = 2_500.0
-"""Half of Python's switch interval: without another thread at work the lock comes back in microseconds."""
+"""Half of Python's switch interval. If no other thread works, the lock returns in microseconds."""
 DELAY_WARN = 0.2
-"""Share of the time that a rank is ready and has no core, as with WAIT_BAD a part of each step."""
+"""Share of the time in which a rank is ready but has no core. Like WAIT_BAD, it is a part of each step."""
 STARTUP_S, STARTUP_LIVE_S, STARTUP_SHARE = 60.0, 300.0, 0.2
-"""Seconds and share of the run before the first step. How long a running job will run is not known."""
+"""Seconds and share of the run before the first step. For a running job the total duration is unknown."""
 
 
 def severity(share: float, warn: float, bad: float) -> Serious | None:
@@ -42,5 +42,5 @@ def severity(share: float, warn: float, bad: float) -> Serious | None:
 
 
 def is_straggler(own_ms: float, median_ms: float) -> bool:
-    """Whether a rank that needs `own_ms` is slow among others that need `median_ms`."""
+    """Whether a rank that needs `own_ms` is slow compared with others that need `median_ms`."""
     return 0 < median_ms <= SLOW_SCORE * own_ms
