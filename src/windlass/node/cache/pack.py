@@ -1,11 +1,12 @@
-"""The pack: what a trace names, in one file beside it and in its order, so that the next start reads one file.
+"""The pack: the content that a trace names, in one file next to the trace and in its order.
 
-A pack is never believed about what is there today. Its objects are found by their keys, which hold the version of a
-file (size, mtime, inode); the key comes from today's listing, and the file's ctime must be that of the packing, too.
-What does not fit is read from the file itself. Every object is checked against its digest when it is read.
+With a pack, the next start reads one file. A pack is never trusted about the current state of files. Its objects are
+found by key, and a key contains the version of a file (size, mtime, inode). The key comes from the current listing. The
+file's ctime must also equal the ctime at the time of packing. Objects that do not match are read from the file itself.
+Every object is checked against its digest when it is read.
 
-Whoever can write a pack decides what runs, as whoever can write the environment does: a pack is only used where it and
-its folder belong to this user (or root) and nobody else can write there.
+A user who can write a pack controls which code runs, like a user who can write the environment. So a pack is used only
+if it and its directory belong to this user (or root) and no other user can write to them.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from windlass.node.sys.atomic import replacing
 
 _MAGIC = b"windlass pack 2\n"
 _HEAD = struct.Struct("<16sQ")  # magic, bytes of a chunk
-_TAIL = struct.Struct("<QQ32s")  # where the index begins, its length, its digest
+_TAIL = struct.Struct("<QQ32s")  # start of the index, its length, its digest
 _ENTRY = struct.Struct("<QIqH")  # offset, size, ctime of the file, length of the key
 _MAX_INDEX_BYTES = 64 << 20
 _ALL_PACKS_BYTES = 4 << 30
 _SUFFIX, _TRACE_SUFFIX = ".pack", ".trace.json"
 FRESH_S = 2.0
-"""A file that changed so shortly before it was read may change again without another date."""
+"""A file that changed this shortly before it was read may change again with the same timestamp."""
 
 
 class PackedObject(NamedTuple):
-    """Where an object lies in a pack. `ctime_ns`: of its file when it was packed."""
+    """The location of an object in a pack. `ctime_ns` is the ctime of its file when it was packed."""
 
     offset: int
     size: int
@@ -44,7 +45,7 @@ class PackedObject(NamedTuple):
 
 
 class PackObject(NamedTuple):
-    """An object to be packed: its bytes lie in `fd` at `offset`."""
+    """An object to pack. Its bytes are in `fd` at `offset`."""
 
     key: bytes
     digest: bytes
@@ -55,11 +56,11 @@ class PackObject(NamedTuple):
 
 
 class BadPackError(ValueError):
-    """A file that is no pack, or not one to be trusted."""
+    """A file that is not a pack, or is not trusted."""
 
 
 def pack_path(trace: str) -> str:
-    """The pack of a trace."""
+    """Return the path of the pack of a trace."""
     return (trace[: -len(_TRACE_SUFFIX)] if trace.endswith(_TRACE_SUFFIX) else trace) + _SUFFIX
 
 
@@ -71,7 +72,7 @@ class Pack:
         self.index = index
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Fills `target`; `OSError` where the file is shorter than its index says."""
+        """Fill `target`. Raise `OSError` if the file is shorter than its index states."""
         got = 0
         while got < len(target):
             step = os.preadv(self._fd, [target[got:]], offset + got)
@@ -86,14 +87,20 @@ class Pack:
 
 
 def check_folder(path: str) -> None:
-    """`BadPackError` where others can write into the folder of a pack: none that lies there is ever used."""
+    """Raise `BadPackError` if other users can write to the directory of a pack.
+
+    Packs in such a directory are never used.
+    """
     folder = os.path.dirname(path) or "."
     _check_owner(os.stat(folder), folder)
 
 
 def open_pack(path: str, chunk_bytes: int) -> Pack:
-    """`BadPackError` for a file that is none, that others could have written, or whose chunks have another size;
-    `OSError` where it cannot be read."""
+    """Open a pack and read its index.
+
+    Raises `BadPackError` for a file that is not a pack, that other users could have written, or whose chunks have
+    another size. Raises `OSError` if it cannot be read.
+    """
     check_folder(path)
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -160,9 +167,12 @@ def write_pack(
     deadline: Callable[[], float],
     more_than: int = 0,
 ) -> int:
-    """Puts objects into a new pack at `path`, in their order, up to a limit and until a time (`monotonic`, which may
-    come closer meanwhile); what is missing then is read from its file at the next start. Returns how many. The old pack
-    stays on `OSError`, and where time ran out before there were `more_than` bytes."""
+    """Write objects to a new pack at `path`, in their order, and return how many were written.
+
+    Stops at the limit and at the deadline (`monotonic`, which may move closer in the meantime). The next start reads
+    the missing objects from their files. The old pack is kept on `OSError`, and if the deadline passes before more than
+    `more_than` bytes are written.
+    """
     kept = 0
     with contextlib.suppress(_KeepOldError), replacing(path) as file:
         fd = file.fileno()
@@ -199,8 +209,10 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def drop_old_packs(folder: str, keep: str, limit_bytes: int = _ALL_PACKS_BYTES) -> list[str]:
-    """Removes packs until those of a folder fit the limit, the oldest first and never `keep`; and what writers left
-    that were killed an hour ago or earlier. Returns what went."""
+    """Remove packs until those of a directory fit the limit, the oldest first and never `keep`.
+
+    Returns the removed paths. Also removes temporary files of writers that were killed an hour ago or earlier.
+    """
     found: list[tuple[float, int, str]] = []
     gone = []
     for entry in os.scandir(folder):
@@ -221,7 +233,7 @@ def drop_old_packs(folder: str, keep: str, limit_bytes: int = _ALL_PACKS_BYTES) 
 
 
 def checked(objects: Sequence[tuple[bytes, bytes, int]], data: memoryview) -> bool:
-    """Whether all objects (key, digest, size), whose bytes follow each other in `data`, have their digests."""
+    """Whether all objects (key, digest, size), whose bytes are contiguous in `data`, match their digests."""
     at = 0
     for key, stated, size in objects:
         state = hashlib.sha256(key)

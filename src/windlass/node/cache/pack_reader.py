@@ -1,4 +1,4 @@
-"""Reading a pack at the start: neighbouring objects in large pieces, on a few threads, checked before they are used."""
+"""Read a pack at the start: neighbouring objects in large pieces, on a few threads, verified before use."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from windlass.node.wire import wire
 from windlass.node.wire.timers import Pool
 
 log = logging.getLogger("windlass.cache")
-_THREADS = 4  # reading, hashing and storing hold no lock of the interpreter
+_THREADS = 4  # reading, hashing and storing release the interpreter lock
 
 
 class PackReader:
-    """Collects objects that lie beside each other in the pack and reads them together. One thread calls it."""
+    """Collect objects that are neighbours in the pack and read them together. Called from one thread only."""
 
     def __init__(self, pack: Pack, path: str, fetcher: Fetcher, chunk_bytes: int) -> None:
         self._pack = pack
@@ -37,7 +37,7 @@ class PackReader:
 
     @classmethod
     def open(cls, config: NodeConfig, fetcher: Fetcher) -> PackReader | None:
-        """The pack of the trace that this node was given; None where there is none that can be used."""
+        """Return the pack of the configured trace, or None if no usable pack exists."""
         path = pack_path(config.trace_in)
         try:
             return cls(open_pack(path, config.chunk_bytes), path, fetcher, config.chunk_bytes)
@@ -48,7 +48,7 @@ class PackReader:
             return None
 
     def begin(self, key: bytes, ctime_ns: int) -> Landing | None:
-        """Where the object's end will be known; None where it is not in the pack as it is today."""
+        """Return the landing for an object. Return None if the pack does not have its current version."""
         packed = self._pack.index.get(key)
         if packed is None or packed.ctime_ns != ctime_ns or self._damaged:
             return None
@@ -62,7 +62,7 @@ class PackReader:
         return self._landing
 
     def flush(self) -> None:
-        """Reads what was collected."""
+        """Read the collected objects."""
         if not self._open:
             return
         objects, start, end, landing = self._open, self._start, self._end, self._landing
@@ -107,7 +107,7 @@ class PackReader:
         if not self._damaged:
             self._damaged = True
             log.warning("the pack of the trace is damaged and removed; what it held is read from the files themselves")
-            with contextlib.suppress(OSError):  # so that this run writes another
+            with contextlib.suppress(OSError):  # so that this run writes a new pack
                 os.unlink(self._path)
         self._read_files(objects)
 

@@ -1,4 +1,4 @@
-"""The peer process of a node: answers the mount process, other nodes and the tools."""
+"""The peer process of a node: answer the mount process, other nodes and the tools."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _DIRECTORY = bytes([DIRECTORY])
 
 
 class Peer:
-    """All parts of the peer process. `start` returns when it listens; `stopped` is set when it was told to stop."""
+    """All parts of the peer process. `start` returns when it listens. `stopped` is set when a stop was requested."""
 
     def __init__(self, config: NodeConfig, key: bytes) -> None:
         self.config = config
@@ -67,7 +67,7 @@ class Peer:
         self._acceptors: list[Acceptor] = []
 
     def start(self) -> None:
-        """Listens, joins the others and begins to push. Raises `OSError` where no port or socket can be had."""
+        """Listen, join the other nodes and start to push. Raises `OSError` if no port or socket is available."""
         config = self.config
         tcp = listen_tcp(config.hosts[config.node], port_candidates(self._identity, config.node))
         self.port = tcp.getsockname()[1]
@@ -84,7 +84,7 @@ class Peer:
         self._saver.start(self._timers)
 
     def close(self) -> None:
-        """Ends all work, saves the trace, empties the store."""
+        """End all work, save the trace and empty the store."""
         self._barrier.close()
         self._streams.close()
         for acceptor in self._acceptors:
@@ -129,8 +129,8 @@ class Peer:
             STAGES.add(stage, began)
 
         def done(outcome: FetchResult) -> None:
-            # A few bytes to the mount process, or a hit answered by the thread that read the request, go at once. All
-            # else may have to wait for a slow child and leaves on the connection's own thread.
+            # A few bytes to the mount process, or a hit answered by the thread that read the request, are sent at once.
+            # All other answers may have to wait for a slow child, so the connection's writer thread sends them.
             if connection.is_reader() or (connection.local and outcome.data is None and not inline):
                 answer(outcome)
             else:
@@ -161,14 +161,16 @@ class Peer:
                     connection.send_file(request, wire.object_prefix(key, held.digest), held)
                 finally:
                     self._store.release(held)
-            elif tries:  # given up in between
+            elif tries:  # evicted in the meantime
                 self._get(connection, request, key, inline=inline, tries=tries - 1)
             else:
                 connection.send(wire.ERROR, request, wire.error_body(11, "evicted again and again"))
 
     def _prefetch(self, body: bytes) -> None:
-        """First key of a run of chunks and how many: fetched because the reader will want them soon. Or a folder that a
-        program began to look into: what follows such a look is fetched."""
+        """Prefetch a run of chunks, given by its first key and its length, because the reader will need them soon.
+
+        For a directory that a program opened, fetch what usually follows.
+        """
         if len(body) < 2:
             return
         try:
@@ -186,7 +188,7 @@ class Peer:
                 self.fetcher.obtain(wanted, lambda outcome: None)
 
     def _touched(self, connection: Inbound, body: bytes) -> None:
-        """News from the mount process: its counters, and the keys it read for the first time, in order."""
+        """Handle a message from the mount process: its counters, and the keys of first reads, in order."""
         if not connection.local:
             return
         head, _, rest = body.partition(b"\n")
@@ -197,7 +199,7 @@ class Peer:
             self._saver.touched(key)
 
     def _segment_gone(self, number: int) -> None:
-        """The mount process holds the segment's memory until it hears of this."""
+        """Tell the mount process that a segment is gone. It holds the segment's memory until this message arrives."""
         link = self._mount_link
         if link is not None and not link.closed:
             link.later(lambda: link.send(wire.GONE, 0, number.to_bytes(8, "little")))
@@ -205,7 +207,7 @@ class Peer:
     # Status and stop
 
     def status(self) -> dict[str, Any]:
-        """This node, as JSON values."""
+        """Return the status of this node as JSON values."""
         counts = self.fetcher.arrivals.counts
         mount_alive = self._mount_link is not None and not self._mount_link.closed
         return {
@@ -240,7 +242,10 @@ class Peer:
         }
 
     def _state(self) -> str:
-        """`deaf`: no caller can be accepted at this moment, for want of threads, descriptors or memory."""
+        """Return the state.
+
+        `deaf` means that no connection can be accepted now, for lack of threads, descriptors or memory.
+        """
         if not all(acceptor.is_accepting for acceptor in self._acceptors):
             return "deaf"
         return "ready" if self._barrier.complete else "starting"
@@ -253,7 +258,7 @@ class Peer:
         connection.send(wire.ANSWER, request, json.dumps(found).encode())
 
     def _ask_below(self, node: int, timeout_s: float) -> list[dict[str, Any]]:
-        """Status of the whole tree below `node`; the children of a child that does not answer are asked directly."""
+        """Return the status of the whole tree below `node`. If a child does not answer, ask its children directly."""
         config = self.config
         asked: list[tuple[int, Collect | None]] = []
         body = json.dumps({"tree": True, "timeout_s": timeout_s * 0.8}).encode()

@@ -1,13 +1,13 @@
-"""Reading ahead without a trace: what a program does next follows from what it does.
+"""Read ahead without a trace: predict the next reads of a program from its current reads.
 
-- A program that imports one module of a package soon imports most of its neighbours. A folder that is looked into and
-  has byte code makes the reader fetch the byte code's folder, and that one the byte code itself; on the import of torch
-  this brings 1.3 files for each that is used. Folders with much byte code are left to demand.
-- It also looks into most of the packages below: their listings and those of their byte code come too, and nothing of
-  their content until somebody looks into them.
-- A program that looks for entry points reads them of every distribution.
+- A program that imports one module of a package soon imports most of the other modules. So when a program opens a
+  directory with byte code, the reader fetches the byte code directory and then the byte code itself. For the import of
+  torch this fetches 1.3 files for each file that is used. Directories with much byte code are read only on demand.
+- Such a program also opens most of the packages below. Their listings and those of their byte code are fetched too.
+  Their content is not fetched until a program opens them.
+- A program that searches for entry points reads those of every distribution.
 
-So an import finds things on the way instead of asking for each in turn, which is what costs the time.
+So an import finds objects in transit and does not request each in turn. These sequential requests are what costs time.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _FILES_EACH = 4
 
 
 class ReadAhead:
-    """Told of every object that this node read from the shared file system; asks for what will follow.
+    """Receive every object that this node read from the shared file system, and request the objects that will follow.
 
-    Works on threads of its own: what somebody waits for must not queue behind what somebody may want.
+    Uses separate threads, so that speculative reads do not delay reads that a program waits for.
     """
 
     def __init__(self, fetcher: Fetcher, store: Store, config: NodeConfig) -> None:
@@ -54,7 +54,7 @@ class ReadAhead:
         self._chunk_bytes = config.chunk_bytes
         self._give_up_s = config.give_up_s
         self._askers = Pool(_THREADS, "ahead")
-        # What nobody has looked into yet must not stand before what somebody has.
+        # Listings of unopened directories must not delay the content of opened ones.
         self._listers = Pool(_LISTERS, "lister")
         self._lock = threading.Lock()
         self._not_looked_into: set[bytes] = set()
@@ -68,12 +68,12 @@ class ReadAhead:
                     self._follow(path, Listing(bytes(data)))
 
     def became_slow(self) -> None:
-        """Reads are mostly waiting: many should be under way."""
+        """Allow many reads at a time, because reads are mostly waiting."""
         self._askers.allow(_THREADS_IF_SLOW)
         self._listers.allow(_THREADS_IF_SLOW)
 
     def looked_into(self, path: bytes) -> None:
-        """A folder whose listing came unasked is used after all."""
+        """Follow a prefetched directory when a program uses it."""
         with self._lock:
             if path not in self._not_looked_into:
                 return
@@ -101,7 +101,7 @@ class ReadAhead:
             self._follow_metadata(path)
 
     def _list_unasked(self, path: bytes, folders: Sequence[bytes] = (), files: Sequence[bytes] = ()) -> None:
-        """Lists a folder that nobody has looked into, and those of `folders` in it; reads those of `files`."""
+        """List a directory that no program has opened yet, and its `folders`. Read its `files`."""
         with self._lock:
             self._not_looked_into.add(path)
         with contextlib.suppress(RuntimeError):  # the cache is stopping
@@ -120,8 +120,10 @@ class ReadAhead:
                 self._read([chunk_key(path + b"/" + name, pin, 0)] if pin.size else [])
 
     def _follow_metadata(self, path: bytes) -> None:
-        """A program that looks into what a distribution says of itself, and into that of a second one, looks for
-        entry points and goes through them all."""
+        """Prefetch the entry points of all distributions once a program has opened the metadata of two.
+
+        Such a program searches for entry points and reads all of them.
+        """
         parent = path.rpartition(b"/")[0]
         with self._lock:
             self._metadata[parent] = self._metadata.get(parent, 0) + 1
@@ -133,12 +135,12 @@ class ReadAhead:
                 self._list_unasked(parent + b"/" + name, files=[b"entry_points.txt"])
 
     def _read(self, keys: Sequence[bytes]) -> None:
-        """Neighbouring chunks of a file in one piece, all else one by one."""
+        """Read neighbouring chunks of a file in one piece, and all other objects one by one."""
         for run in runs(keys, max(1, _RUN_BYTES // self._chunk_bytes)):
             flights = self._fetcher.reader.claim(run)
             if len(flights) == len(run):
                 self._fetcher.reader.read_run(flights)
-            else:  # another thread has some of them in hand
+            else:  # another thread already fetches some of them
                 for flight in flights:
                     self._fetcher.reader.read_run([flight])
 
@@ -158,7 +160,7 @@ class ReadAhead:
 
 
 def follow(path: bytes, listing: Listing, chunk_bytes: int) -> list[bytes]:
-    """Keys that are likely to be wanted after the folder `path` was."""
+    """Return the keys that a program is likely to need after the directory `path`."""
     is_source = not path.endswith(b"/" + _FOLDER)
     if is_source and listing.place(_FOLDER) is not None:
         return [directory_key(path.rstrip(b"/") + b"/" + _FOLDER)]
@@ -166,7 +168,7 @@ def follow(path: bytes, listing: Listing, chunk_bytes: int) -> list[bytes]:
         return []
     fits = _is_module if is_source else _is_code  # a package without byte code is compiled from its source
     pins = {name: attr_pin(listing.attr_at(place)) for place, name in enumerate(listing.names) if fits(name)}
-    # Byte code of two interpreters: nobody knows yet which one is running.
+    # With byte code of two interpreters, the running interpreter is not known yet.
     interpreters = {name.rsplit(b".", 2)[-2] for name in pins} if not is_source else set()
     if len(interpreters) > 1 or sum(pin.size for pin in pins.values()) > _MAX_BYTES:
         return []
@@ -175,7 +177,7 @@ def follow(path: bytes, listing: Listing, chunk_bytes: int) -> list[bytes]:
 
 
 def packages_below(path: bytes, listing: Listing) -> list[bytes]:
-    """Folders of a package that may be packages themselves."""
+    """Return the directories of a package that may be packages themselves."""
     if listing.place(_PACKAGE) is None:
         return []
     folders = [name for place, name in enumerate(listing.names) if stat.S_ISDIR(listing.mode_at(place))]

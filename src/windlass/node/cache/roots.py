@@ -1,7 +1,7 @@
 """The declared roots: the only part of the shared file system that a cache can name.
 
-A root has the path the user wrote (`view`, what the mount shows) and the folder it really is (`real`, symlinks followed
-once, at the start). All paths that travel are view paths.
+A root has the path that the user wrote (`view`, shown by the mount) and the real directory (`real`, with symlinks
+resolved once, at the start). All transmitted paths are view paths.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Root(NamedTuple):
 
 
 def declare_roots(paths: Sequence[str | bytes]) -> tuple[Root, ...]:
-    """Roots from what a user wrote: made absolute, symlinks followed, a root inside another one dropped.
+    """Return roots for user paths: made absolute, symlinks resolved, a root inside another one dropped.
 
-    Raises `FileNotFoundError` for a root that is not there.
+    Raises `FileNotFoundError` for a root that does not exist.
     """
     roots: list[Root] = []
     for path in paths:
@@ -48,9 +48,9 @@ def root_of(path: bytes, roots: Sequence[Root]) -> Root | None:
 
 
 def names_above(path: bytes, roots: Sequence[Root]) -> dict[bytes, Root | None] | None:
-    """Names in a folder that lies above the roots: the root it leads to exactly, or None for one more such folder.
+    """Return the names in a directory above the roots: each with its root, or None for a further such directory.
 
-    None instead of a dict: the folder is not above any root.
+    Returns None instead of a dict if the directory is not above any root.
     """
     prefix = path.rstrip(b"/") + b"/"
     found: dict[bytes, Root | None] = {}
@@ -62,10 +62,10 @@ def names_above(path: bytes, roots: Sequence[Root]) -> dict[bytes, Root | None] 
 
 
 def link_text(link: bytes, target: bytes, roots: Sequence[Root]) -> bytes:
-    """The text a symbolic link at view path `link` shows.
+    """Return the text of a symbolic link at view path `link`.
 
-    An absolute target inside a root, under its declared or its real name, becomes relative: it stays inside the view
-    wherever the view is mounted, bound or nested. Every other text is shown as it is.
+    An absolute target inside a root, under its declared or its real name, becomes relative. So it stays inside the view
+    wherever the view is mounted, bound or nested. Every other text is returned unchanged.
     """
     if not target.startswith(b"/"):
         return target

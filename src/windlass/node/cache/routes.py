@@ -1,4 +1,4 @@
-"""Which nodes have an object, by the placement and the tree of the job. Values only."""
+"""The nodes that have an object, computed from the placement and the tree of the job. Values only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from windlass.node.wire.tree import STANDBYS, owner_route, owners, position_of, 
 
 
 class Routes:
-    """The routes of one node. An object whose route is empty is read by this node from the shared file system."""
+    """The routes of one node. This node reads an object with an empty route from the shared file system."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
@@ -18,7 +18,7 @@ class Routes:
         )
 
     def of(self, key: bytes) -> tuple[int, ...]:
-        """Nodes to ask for `key`, best first. Raises `BadKeyError` for a key that names nothing."""
+        """Return the nodes to ask for `key`, best first. Raises `BadKeyError` for a key that names nothing."""
         parse_key(key)
         config = self._config
         if config.nodes == 1:
@@ -28,19 +28,22 @@ class Routes:
         return self._tree(key)
 
     def is_anothers(self, key: bytes) -> bool:
-        """Whether another node keeps this object for all: it is the first to leave when room is needed."""
+        """Whether another node keeps this object for all nodes.
+
+        Such an object is evicted first when space is needed.
+        """
         config = self._config
         if config.placement != PARTITION or key[0] != CHUNK:
             return False
         return config.node != owners(key, config.nodes)[0]
 
     def pushed_from(self, node: int, key: bytes) -> str:
-        """The origin of a pushed object. A stream comes from the parent unless the parent is gone."""
+        """Return the origin of a pushed object. A stream comes from the parent unless the parent is gone."""
         route = self._tree(key)
         return "parent" if route and route[0] == node else "peer"
 
     def is_standby(self, key: bytes) -> bool:
-        """Whether this node is among the first to read the object where its reader is gone."""
+        """Whether this node is among the first to read the object if its reader is gone."""
         config = self._config
         stripe = stripe_of(key, config.stripes)
         return position_of(config.node, stripe, config.stripes, config.nodes) <= STANDBYS

@@ -1,7 +1,7 @@
-"""Keeps what a run touched for the next one: its trace, and the pack of its content beside it.
+"""Save the accesses of a run for the next run: its trace, and the pack of its content next to the trace.
 
-Only the node that is told to (`trace_out`) does this. The pack is written once the run touches nothing new for a while,
-or at its end; while the one that is there holds nearly all of it, it stays.
+Only the node with `trace_out` does this. It writes the pack when the run has touched nothing new for a while, or at the
+end of the run. It keeps an existing pack that holds nearly all of the content.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ log = logging.getLogger("windlass.cache")
 _EVERY_S = 10.0
 _AT_END_S = 5.0
 _IN_BACKGROUND_S = 600.0
-_STALE_PART = 8  # a pack that lacks more than one part in so many is written anew
+_STALE_PART = 8  # rewrite a pack that lacks more than this fraction (1/8) of the content
 
 
 class TraceSaver:
-    """Told of every object that is read for the first time. `planned`: the keys that a push brought, in order."""
+    """Record every object that is read for the first time. `planned`: the keys that a push delivered, in order."""
 
     def __init__(self, config: NodeConfig, store: Store, planned: Callable[[], Iterable[bytes | None]]) -> None:
         self._config = config
@@ -68,19 +68,19 @@ class TraceSaver:
             self._recorder.directory(parsed.path)
 
     def end(self) -> None:
-        """The last word on this run: saves what is not saved yet, and ends a packer that is at it."""
+        """Save everything that is not saved yet at the end of the run, and stop a packer that is still running."""
         self.save_trace()
         self._until = min(self._until, time.monotonic() + _AT_END_S)
         self.save_pack(_AT_END_S, patience_s=2 * _AT_END_S)
 
     def _sometimes(self, timers: Timers) -> None:
         if not self.save_trace() and self._recorder.changes != self._packed:
-            with contextlib.suppress(RuntimeError):  # no thread to be had: at the next turn
+            with contextlib.suppress(RuntimeError):  # no thread available: try again at the next turn
                 threading.Thread(target=self.save_pack, args=(_IN_BACKGROUND_S,), name="packer", daemon=True).start()
         timers.after(_EVERY_S, lambda: self._sometimes(timers))
 
     def save_trace(self) -> bool:
-        """Writes the trace where something new was touched; a failure is a warning, the job goes on."""
+        """Write the trace if something new was touched. A failure only logs a warning and the job continues."""
         config = self._config
         if not config.trace_out or self._recorder.changes == self._saved:
             return False
@@ -97,8 +97,10 @@ class TraceSaver:
         return True
 
     def save_pack(self, within_s: float, patience_s: float = 0.0) -> None:
-        """Writes the pack where there is none that is nearly as good; a failure is a warning, the job goes on.
-        `patience_s`: how long to wait for another thread that is writing it."""
+        """Write the pack unless a nearly complete one exists. A failure only logs a warning and the job continues.
+
+        `patience_s`: how long to wait for another thread that is writing it.
+        """
         config = self._config
         if not config.trace_out or not config.pack_limit_bytes or not self._writing.acquire(timeout=patience_s):
             return
@@ -124,12 +126,12 @@ class TraceSaver:
             self._writing.release()
 
     def _is_worth(self, path: str, wanted: int, held: int) -> bool:
-        """Whether there is room for a pack, and none that has most of what it would hold."""
+        """Whether there is space for a pack, and no existing pack has most of its content."""
         place = os.statvfs(os.path.dirname(path) or ".")
         return 2 * wanted <= place.f_bavail * place.f_frsize and wanted - held > wanted // _STALE_PART
 
     def _held_bytes(self, path: str, ctimes: Mapping[bytes, int]) -> int:
-        """Of these objects, what the pack that is there can give to the next start."""
+        """Return how many bytes of these objects the existing pack can provide to the next start."""
         try:
             old = open_pack(path, self._config.chunk_bytes)
         except (OSError, BadPackError):
@@ -143,7 +145,7 @@ class TraceSaver:
         return chunk_length(parsed.pin.size, self._config.chunk_bytes, parsed.chunk)
 
     def _packable(self, keys: Iterable[bytes]) -> dict[bytes, int]:
-        """Those that are held, of files that did not change lately, up to the limit; with the ctimes of their files."""
+        """Return stored keys of files that did not change recently, up to the limit, with the ctimes of the files."""
         ctimes: dict[bytes, int | None] = {}
         newest_ns = int((self._started_s - self.fresh_s) * 1e9)
         found: dict[bytes, int] = {}
@@ -163,14 +165,14 @@ class TraceSaver:
     def _objects(self, ctimes: Mapping[bytes, int]) -> Iterator[PackObject]:
         for key, ctime_ns in ctimes.items():
             held = self._store.hold(key)
-            if held is not None:  # else it had to make room meanwhile
+            if held is not None:  # otherwise it was evicted in the meantime
                 try:
                     yield PackObject(key, held.digest, ctime_ns, held.fd, held.offset, held.size)
                 finally:
                     self._store.release(held)
 
     def _ctime_of(self, key: bytes) -> int | None:
-        """By the listing that this run uses; None where it is gone or shows another version."""
+        """Return the ctime from the listing that this run uses. Return None if it is gone or shows another version."""
         parsed = parse_key(key)
         parent, _, name = parsed.path.rpartition(b"/")
         blob = self._store.read(directory_key(parent or b"/"))

@@ -1,4 +1,4 @@
-"""Proven connections on which other nodes, the mount process and the status tools ask this node."""
+"""Authenticated connections on which other nodes, the mount process and the status tools send requests."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ Job = Callable[[], None]
 
 
 class PeerService(Protocol):
-    """What a node does with requests. `serve` must not block: it answers later, through the connection."""
+    """The request handler of a node. `serve` must not block. It answers later, through the connection."""
 
     def serve(self, connection: Inbound, kind: int, request: int, body: bytes) -> None: ...
 
 
 class Inbound:
-    """One proven connection. Answers are queued and leave in order from one thread; streams send between them.
-    `local`: the other side is a process of this node."""
+    """One authenticated connection. One thread sends queued answers in order. Streams send between them.
+
+    `local`: the other side is a process of this node.
+    """
 
     def __init__(self, channel: Channel, service: PeerService) -> None:
         self.local = not channel.tag_bytes
@@ -48,7 +50,7 @@ class Inbound:
         set_timeouts(channel.socket, 30.0, SEND_TIMEOUT_S)
 
     def run(self) -> None:
-        """Reads requests until the other side leaves. The socket is closed by whoever accepted it."""
+        """Read requests until the other side disconnects. The code that accepted the socket closes it."""
         writer = threading.Thread(target=self._write, name="answers", daemon=True)
         writer.start()
         self._reader_ident = threading.get_ident()
@@ -62,7 +64,7 @@ class Inbound:
                         self._open.add(frame.request)
                     self._service.serve(self, frame.kind, frame.request, bytes(body))
         except (OSError, ProtocolError, ValueError, RuntimeError):
-            pass  # gone, not speaking the protocol, a body that makes no sense, or no thread for what it asks
+            pass  # disconnected, protocol violation, invalid body, or no thread for the request
         finally:
             self.close()
             self._queue.put(None)
@@ -73,15 +75,15 @@ class Inbound:
         self._channel.shut()
 
     def is_reader(self) -> bool:
-        """Whether this is the thread that reads the connection's requests: it may block, only its own caller waits."""
+        """Whether this thread reads the connection's requests. It may block, because only its own client waits."""
         return threading.get_ident() == self._reader_ident
 
     def is_idle(self) -> bool:
-        """Whether this is the connection's own reader and its caller has asked for nothing else meanwhile."""
+        """Whether this thread is the connection's reader and the client has sent no other request in the meantime."""
         return self.is_reader() and not self._reader.has_more()
 
     def asks(self, key: bytes) -> None:
-        """Notes that the other side has or will have an object, so that no stream sends it again."""
+        """Record that the other side has or will have an object, so that no stream sends it again."""
         if len(self._asked) < _MAX_ASKED:
             self._asked.add(key)
 
@@ -89,11 +91,11 @@ class Inbound:
         return key in self._asked
 
     def later(self, job: Job) -> None:
-        """Runs `job` on the connection's writing thread: the place for opening and sending a stored object."""
+        """Run `job` on the connection's writer thread. Stored objects are opened and sent there."""
         self._queue.put(job)
 
     def send(self, kind: int, request: int, *parts: bytes | memoryview, last: bool = True) -> None:
-        """Sends one frame now. A failure closes the connection and is not the caller's concern."""
+        """Send one frame now. On failure, close the connection without an exception."""
         data = b"".join(parts)
         try:
             with self._send_lock:
@@ -105,11 +107,14 @@ class Inbound:
             self._open.discard(request)
 
     def send_file(self, request: int, prefix: bytes, held: HeldObject, *, last: bool = True) -> None:
-        """Sends an OBJECT whose data lies in the store, without bringing it into this process."""
+        """Send an OBJECT whose data is in the store, without copying it into this process."""
         self._send_stored(wire.OBJECT, request, prefix, [(held.fd, held.offset, held.size)], last=last)
 
     def send_batch(self, request: int, objects: Sequence[tuple[bytes, HeldObject]]) -> None:
-        """Sends objects of the store as one frame of a stream; what lies beside each other there goes in one piece."""
+        """Send objects of the store as one frame of a stream.
+
+        Objects that are contiguous in the store are sent as one piece.
+        """
         prefix = wire.batch_prefix((key, held.digest, held.size) for key, held in objects)
         self._send_stored(wire.BATCH, request, prefix, pieces([held for _, held in objects]), last=False)
 
@@ -145,13 +150,13 @@ class Inbound:
                 return
             try:
                 job()
-            except Exception:  # out of descriptors, say: the other side asks elsewhere
+            except Exception:  # for example out of descriptors: the other side asks another node
                 log.exception("answer failed")
                 self.close()
 
 
 def pieces(held: Iterable[HeldObject]) -> list[tuple[int, int, int]]:
-    """Descriptor, offset and length of objects, in order; neighbours in one segment are one piece."""
+    """Return descriptor, offset and length of objects, in order. Neighbours in one segment are one piece."""
     found: list[tuple[int, int, int]] = []
     for each in held:
         fd, offset, length = found[-1] if found else (-1, 0, 0)

@@ -1,8 +1,8 @@
-"""The reader of the shared file system: the only code of the cache that touches it.
+"""The reader of the shared file system. No other code of the cache accesses it.
 
-Every path is walked from the real folder of a declared root, part by part, without following a symbolic link: nothing
-outside the roots can be reached, whatever a request says. Files are pinned: size, mtime and inode must be those of the
-key before and after each read, or the read fails with `ChangedError` and no byte of it is used.
+It walks every path from the real directory of a declared root, component by component, and follows no symbolic link. So
+no request can reach files outside the roots. Files are pinned: size, mtime and inode must equal those of the key before
+and after each read. Otherwise the read fails with `ChangedError` and none of its bytes are used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OPEN_FILES = 64
 _OPEN_FOLDERS = 256
 _LOOKERS = 8
 _LOOKERS_IF_SLOW = 32
-_LOOKS_EACH = 24  # of a shared file system that answers at once: fewer are not worth another thread
+_LOOKS_EACH = 24  # on a fast shared file system, fewer names are not worth another thread
 _SLOW_LOOK_S = 0.0004
 _LOOKS_TO_JUDGE = 4
 
@@ -40,10 +40,10 @@ class ChangedError(OSError):
 
 
 class Source:
-    """Reads listings and chunks under the declared roots, and counts what that cost the shared file system."""
+    """Read listings and chunks under the declared roots, and count the calls and bytes on the shared file system."""
 
     def __init__(self, roots: Sequence[Root], chunk_bytes: int, *, sparse: bool = False) -> None:
-        """`sparse`: large files are read here and there, as programs and libraries are, not from end to end."""
+        """`sparse`: large files are read at scattered offsets, like programs and libraries, and not sequentially."""
         self._roots = tuple(roots)
         self._sparse = sparse
         self._chunk_bytes = chunk_bytes
@@ -58,15 +58,17 @@ class Source:
         self.bytes = 0
 
     def read(self, key: bytes) -> bytes | memoryview:
-        """The bytes of an object, good until this thread's next read. Raises `OSError` (with the errno for the reader)
-        or `BadKeyError`."""
+        """Return the bytes of an object, valid until this thread's next read.
+
+        Raises `OSError` (with the errno for the reader) or `BadKeyError`.
+        """
         parsed = parse_key(key)
         if parsed.kind == DIRECTORY:
             return self._listing(parsed.path)
         return self.read_run(key, 1)
 
     def read_run(self, key: bytes, count: int) -> memoryview:
-        """The bytes of `count` chunks from that of `key` on, read at once; as `read` otherwise. Ends with the file."""
+        """Like `read`, for `count` chunks from that of `key`, in one read. Stops at the end of the file."""
         parsed = parse_key(key)
         assert parsed.kind == CHUNK
         begin = parsed.chunk * self._chunk_bytes
@@ -76,7 +78,7 @@ class Source:
         return self._range(parsed.path, parsed.pin, begin, want)
 
     def count_pack(self, size: int) -> None:
-        """A pack lies on the shared file system too, and costs it a read."""
+        """Count the read of a pack. A pack is on the shared file system too."""
         self._count(1, size)
 
     def close(self) -> None:
@@ -95,7 +97,7 @@ class Source:
             self.calls += calls
             self.bytes += data
 
-    # Folders
+    # Directories
 
     def _listing(self, path: bytes) -> bytes:
         root = root_of(path, self._roots)
@@ -107,7 +109,8 @@ class Source:
         try:
             own = os.fstat(folder.fd)
             salt = self._salt(own.st_dev)
-            # The position in a folder belongs to the descriptor: two that read at once would each see a part of it.
+            # The position in a directory belongs to the descriptor. Two concurrent readers would each see only a part
+            # of it.
             with folder.listing, os.scandir(folder.fd) as found:
                 names = [os.fsencode(item.name) for item in found]
             began = STAGES.add("source: read names", began)
@@ -122,7 +125,7 @@ class Source:
         return blob
 
     def _entries(self, fd: int, folder: bytes, names: list[bytes], salt: int) -> list[Entry]:
-        """Looks at many names side by side: each look is a question to the shared file system and mostly waiting."""
+        """Stat many names in parallel. Each stat is a request to the shared file system and mostly waiting."""
 
         def look(part: list[bytes]) -> list[Entry]:
             began = perf_counter()
@@ -137,8 +140,11 @@ class Source:
 
     @property
     def is_slow(self) -> bool:
-        """Whether a call is mostly waiting. The quickest of the last looks tells: a busy processor makes some of them
-        slow, a slow file system all."""
+        """Whether a call is mostly waiting.
+
+        The fastest of the last calls decides. A busy processor makes some calls slow, a slow file system makes all
+        calls slow.
+        """
         looks = tuple(self._looks)
         return len(looks) >= _LOOKS_TO_JUDGE and min(looks) >= _SLOW_LOOK_S
 
@@ -159,7 +165,7 @@ class Source:
             self._count(1)
             text = link_text(folder.rstrip(b"/") + b"/" + name, os.readlink(name, dir_fd=fd), self._roots)
         except FileNotFoundError:
-            return None  # removed between the listing and the look: as if it had never been there
+            return None  # removed between the listing and the stat: treat it as if it had never existed
         return Entry(name, pack_attr(status, salt=salt, size=len(text)), text)
 
     def _folder_above(self, path: bytes) -> bytes:
@@ -177,12 +183,15 @@ class Source:
         return pack_listing(folder_attr(_folder_ino(path)), entries)
 
     def _salt(self, device: int) -> int:
-        """Zero for the first file system seen, something else for each further one: inode numbers must not collide."""
+        """Return zero for the first file system and another value for each further one.
+
+        Inode numbers must not collide.
+        """
         with self._lock:
             return self._devices.setdefault(device, len(self._devices)) << 56
 
     def _folder(self, path: bytes, root: Root) -> _Held:
-        """A held descriptor of a folder below a root, reached without following any link."""
+        """Return a held descriptor of a directory below a root, without following any link."""
         with self._lock:
             held = self._folders.get(path)
             if held is not None:
@@ -203,7 +212,7 @@ class Source:
     # Files
 
     def _range(self, path: bytes, pin: Pin, begin: int, want: int) -> memoryview:
-        # One buffer per thread: fresh memory for every chunk would cost more than the copy into it.
+        # One buffer per thread, because new memory for every chunk would cost more than the copy into it.
         buffer = getattr(self._mine, "buffer", None)
         if buffer is None or len(buffer) < want:
             buffer = self._mine.buffer = memoryview(bytearray(max(want, self._chunk_bytes)))
@@ -248,9 +257,10 @@ class Source:
             raise ChangedError(path)
         held = _Held(fd)
         if pin.size <= self._chunk_bytes:
-            return held  # one read ends it: no reason to keep it open
+            return held  # one read finishes it, so there is no reason to keep it open
         if self._sparse:
-            # The kernel would read ahead of every chunk, from the shared file system, what nobody has asked for.
+            # The kernel would read ahead after every chunk, from the shared file system, although no program needs
+            # these bytes.
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         return _keep(self._files, (path, pin), held, _OPEN_FILES, self._lock)
 
@@ -279,14 +289,14 @@ class Source:
 
 
 def shares(names: list[bytes], *, is_slow: bool) -> list[list[bytes]]:
-    """Names for each of several threads: few for each where a look is mostly waiting."""
+    """Split names for several threads, with few names each if a stat is mostly waiting."""
     least, threads = (1, _LOOKERS_IF_SLOW) if is_slow else (_LOOKS_EACH, _LOOKERS)
     step = max(least, -(-len(names) // threads))
     return [names[start : start + step] for start in range(0, len(names), step)]
 
 
 class _Held:
-    """A descriptor with a count of users: leaving the table must not close it under a reader."""
+    """A descriptor with a user count. Removal from the table must not close it while a reader uses it."""
 
     __slots__ = ("_users", "fd", "listing", "lock")
 
@@ -310,7 +320,7 @@ class _Held:
 
 
 def _keep(table: OrderedDict, name: object, held: _Held, limit: int, lock: threading.Lock) -> _Held:  # type: ignore[type-arg]
-    """Put a descriptor into a table of limited size and return it held once more, for the caller."""
+    """Put a descriptor into a table of limited size. Return it with one more hold, for the caller."""
     out = []
     with lock:
         other = table.get(name)

@@ -1,4 +1,4 @@
-"""Read objects of the shared file system for this node: on threads of their own, neighbouring chunks in one read."""
+"""Read objects of the shared file system for this node: on separate threads, neighbouring chunks in one read."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ log = logging.getLogger("windlass.cache")
 _RUN_BYTES = 1 << 20
 _MAX_SWEPT_BYTES = 512 << 20
 _READERS_IF_SLOW = 32
-_SHORT_S = 0.002  # a read of the shared file system that is not worth waking another thread for
+_SHORT_S = 0.002  # a read of the shared file system that is too short to wake another thread for it
 
 
 class ReadListener(Protocol):
-    """Is told what this node reads for itself and for others."""
+    """Receives the objects that this node reads for itself and for others."""
 
     def were_read(self, objects: Sequence[tuple[bytes, bytes | memoryview]]) -> None: ...
 
     def became_slow(self) -> None:
-        """Reading is mostly waiting from now on: many reads should be under way."""
+        """From now on reading is mostly waiting, so many reads should be in progress."""
 
 
 class SourceReader:
-    """Reads for flights and ends them, whatever happens. Thread-safe."""
+    """Read for flights and always end them, also on errors. Thread-safe."""
 
     def __init__(self, config: NodeConfig, source: Source, arrivals: Arrivals) -> None:
         self._config = config
         self._source = source
         self._arrivals = arrivals
         self._readers = Pool(config.source_threads, "source")
-        # More threads than that gain nothing where reads are quick: they wait for the interpreter's lock.
+        # If reads are fast, more threads gain nothing, because they wait for the interpreter lock.
         self._beside = Pool(2, "beside")
         self._neighbours = Neighbours(config.chunk_bytes, min(_MAX_SWEPT_BYTES, config.budget_bytes // 4))
         self._listeners: tuple[ReadListener, ...] = ()
@@ -59,37 +59,39 @@ class SourceReader:
 
     @property
     def is_slow(self) -> bool:
-        """Whether reading the shared file system is mostly waiting, so that many reads should be under way."""
+        """Whether reading the shared file system is mostly waiting, so that many reads should be in progress."""
         return self._source.is_slow
 
     @property
     def is_quick(self) -> bool:
-        """Whether the last read was so short that a thread may read itself what it waits for."""
+        """Whether the last read was so short that a waiting thread may read the object itself."""
         return self._last_read_s < _SHORT_S
 
     def claim(self, keys: Iterable[bytes]) -> list[Flight]:
-        """Flights for those objects that this node is the reader of, does not have, and nobody fetches yet. The caller
-        ends them by `read_run`."""
+        """Return flights for the objects that this node must read, does not have, and is not fetching yet.
+
+        The caller ends them with `read_run`.
+        """
         claimed = []
         for key in keys:
             if key in self._arrivals.store or self._arrivals.routes.of(key):
                 continue
             flight = self._arrivals.flights.claim(key)
-            # It may have arrived between the look and the flight.
+            # It may have arrived between the lookup and the flight.
             if flight is not None and not self._arrivals.finish_held(flight):
                 claimed.append(flight)
         return claimed
 
     def submit(self, flight: Flight) -> None:
-        """`read` on a thread that reads the shared file system."""
+        """Run `read` on a thread that reads the shared file system."""
         self._submit(self._readers, [flight], alone=True)
 
     def submit_run(self, run: Sequence[Flight]) -> None:
-        """`read_run` on a thread that reads the shared file system."""
+        """Run `read_run` on a thread that reads the shared file system."""
         self._submit(self._readers, run)
 
     def read(self, flight: Flight) -> None:
-        """Read one object, and then what lies beside it."""
+        """Read one object, and then its neighbours."""
         if flight.done:
             return
         STAGES.add("queue for a reader", flight.began)
@@ -99,7 +101,7 @@ class SourceReader:
             self._read_neighbours(key)
 
     def read_run(self, run: Sequence[Flight]) -> None:
-        """Read neighbouring chunks of one file at once, or one folder, and end their flights."""
+        """Read neighbouring chunks of one file at once, or one directory, and end their flights."""
         try:
             self._read_run(run)
         except BadKeyError as error:
@@ -111,7 +113,7 @@ class SourceReader:
             self._fail(run, OSError(errno.EIO, repr(error)))
 
     def landed_from_pack(self, objects: Sequence[NamedObject], data: memoryview) -> None:
-        """Take checked objects that were read from the pack of the trace."""
+        """Accept verified objects that were read from the pack of the trace."""
         self._source.count_pack(len(data))
         self._arrivals.read_here(objects, data)
 
@@ -150,7 +152,7 @@ class SourceReader:
             listener.became_slow()
 
     def _read_neighbours(self, key: bytes) -> None:
-        """What lies beside a chunk that somebody waited for: after it, and on other threads than what is asked for."""
+        """Read the neighbours of a requested chunk, after it and on other threads than requested objects."""
         index = chunk_index(key)
         beside = [sibling_key(key, number) for number in self._neighbours.of(key) if number != index]
         claimed = {flight.key: flight for flight in self.claim(beside)}

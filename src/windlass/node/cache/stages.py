@@ -1,7 +1,7 @@
-"""Where the time of a miss goes: calls and seconds by stage, and processor time and switches by kind of thread.
+"""Time profile of a miss: calls and seconds by stage, and CPU time and context switches by kind of thread.
 
-Always on: two looks at a clock cost less than a thousandth of a miss. Each thread counts for itself, so nothing is
-locked; a figure read meanwhile may lack the last calls.
+It is always on, because two clock reads cost less than a thousandth of a miss. Each thread counts separately, so there
+are no locks. A figure that is read during a run may lack the last calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ class Stages:
         self._tables: list[dict[str, list[float]]] = []
 
     def add(self, stage: str, began: float) -> float:
-        """Counts one pass of `stage` that began at `began` (`perf_counter`); returns now, where the next one begins."""
+        """Count one pass of `stage` that began at `began` (`perf_counter`).
+
+        Return the current time as the next start.
+        """
         now = perf_counter()
         try:
             table = self._own.table
@@ -39,7 +42,7 @@ class Stages:
         return now
 
     def figures(self) -> dict[str, list[float]]:
-        """Calls and seconds of each stage so far."""
+        """Return calls and seconds of each stage so far."""
         found: dict[str, list[float]] = {}
         for table in list(self._tables):
             for stage, (calls, seconds) in list(table.items()):
@@ -50,11 +53,11 @@ class Stages:
 
 
 STAGES = Stages()
-"""Those of this process."""
+"""The stages of this process."""
 
 
 def thread_figures() -> dict[str, list[float]]:
-    """Processor seconds, voluntary and involuntary switches of this process, by the name of its threads."""
+    """Return CPU seconds and voluntary and involuntary switches of this process, by thread name."""
     names = {thread.native_id: re.sub(r"[-_ (].*|\d+$", "", thread.name) for thread in threading.enumerate()}
     found: dict[str, list[float]] = {}
     for task in os.listdir("/proc/self/task"):
@@ -65,7 +68,7 @@ def thread_figures() -> dict[str, list[float]]:
     spent = os.times()
     gone = spent.user + spent.system - sum(seconds for seconds, _, _ in found.values())
     if gone > 2 * _TICK_S * len(found):
-        found["ended"] = [round(gone, 3), 0, 0]  # threads that are no more
+        found["ended"] = [round(gone, 3), 0, 0]  # threads that have ended
     return found
 
 

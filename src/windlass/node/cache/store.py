@@ -1,10 +1,9 @@
-"""Objects kept on the node, one after the other in segments, under a byte budget.
+"""Objects kept on the node, one after the other in segments, within a byte budget.
 
-A segment is memory that has no name in any file system, or a file where a folder was chosen. It is only ever appended
-to, and given up as a whole, the least used first: so a place once told stays right for as long as somebody has the
-segment open, and nothing has to be locked between the process that writes and the one that reads. Memory without a
-name also means that a killed cache leaves nothing behind. Nothing is mapped: a full file system is an error to handle,
-where a mapping would make it a crash.
+A segment is anonymous memory, or a file if a directory was configured. The writer only appends to a segment. It evicts
+a segment as a whole, the least used first. So a location stays valid as long as a process has the segment open, and the
+writing and the reading process need no lock between them. Anonymous memory also means that a killed cache leaves
+nothing behind. No memory is mapped, because a full file system would then be a crash instead of an error to handle.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 
 
 class Location(NamedTuple):
-    """Where an object lies: process and descriptor that hold the segment, its number, and the bytes in it."""
+    """The location of an object: process and descriptor of the segment, its number, and the bytes in it."""
 
     pid: int
     fd: int
@@ -46,7 +45,7 @@ class Location(NamedTuple):
 
 
 def parse_location(body: bytes | memoryview) -> Location:
-    """`ValueError` for bytes that are no place."""
+    """Parse a location. Raise `ValueError` for other bytes."""
     if len(body) != LOCATION_BYTES:
         raise ValueError("place of %d bytes" % len(body))
     return Location(*_PLACE.unpack(body))
@@ -66,7 +65,7 @@ class _Segment:
 
 
 class HeldObject(NamedTuple):
-    """An object that stays readable until it is released, whatever is given up meanwhile."""
+    """An object that stays readable until it is released, even if its segment is evicted."""
 
     segment: _Segment
     offset: int
@@ -82,10 +81,10 @@ class HeldObject(NamedTuple):
 
 
 class Store:
-    """The writing side, in the peer process. Thread-safe. The budget may shrink (node full), never grow."""
+    """The writing side, in the peer process. Thread-safe. The budget may shrink (node full), but never grow."""
 
     def __init__(self, folder: str, budget_bytes: int) -> None:
-        """`folder`: where segments are files; empty for memory."""
+        """`folder`: the directory for segment files, or an empty string for memory."""
         self.folder = folder
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
@@ -94,9 +93,10 @@ class Store:
         self.on_gone: Callable[[int], None] = lambda number: None
         self._lock = threading.Lock()
         self._held: dict[bytes, HeldObject] = {}
-        # Of those to evict first and of this node's own, least used first; the one that grows of each kind.
+        # Segments to evict first and segments of this node's own objects, least used first.
         self._segments: dict[bool, OrderedDict[int, _Segment]] = {True: OrderedDict(), False: OrderedDict()}
-        # A few of each kind: two threads that write into one segment wait for each other in the kernel.
+        # A few growing segments of each kind, because two threads that write to one segment wait for each other in the
+        # kernel.
         self._growing: dict[tuple[bool, int], _Segment] = {}
         self._writers = itertools.count()
         self._own = threading.local()
@@ -107,7 +107,7 @@ class Store:
             self._limit = max(_SEGMENT_BYTES, budget_bytes // _MAX_SEGMENTS)
         if folder:
             private_folder(folder)
-            for left_over in os.listdir(folder):  # of a peer process that died: nobody knows their digests any more
+            for left_over in os.listdir(folder):  # files of a peer process that died: their digests are lost
                 os.unlink(os.path.join(folder, left_over))
 
     def __len__(self) -> int:
@@ -117,7 +117,7 @@ class Store:
         return key in self._held
 
     def digest_of(self, key: bytes) -> bytes | None:
-        """Digest of a held object, or None. Counts as a use."""
+        """Return the digest of a held object, or None. Counts as a use."""
         with self._lock:
             held = self._held.get(key)
             if held is None:
@@ -129,14 +129,14 @@ class Store:
         self.digest_of(key)
 
     def place_of(self, key: bytes) -> Location | None:
-        """For a reader in another process of this node."""
+        """Return the location for a reader in another process of this node."""
         held = self._held.get(key)
         if held is None:
             return None
         return Location(os.getpid(), held.segment.fd, held.segment.number, held.offset, held.size)
 
     def hold(self, key: bytes) -> HeldObject | None:
-        """A held object, to be given back by `release`."""
+        """Return a held object. The caller must call `release`."""
         with self._lock:
             held = self._held.get(key)
             if held is not None:
@@ -159,8 +159,10 @@ class Store:
     def put(
         self, key: bytes, digest: bytes, data: bytes | bytearray | memoryview, *, evict_first: bool = False
     ) -> bool:
-        """Keep an object; False where it does not fit, which is never an error. With `evict_first` (another node
-        owns the object) it leaves before this node's own."""
+        """Store an object. Return False if it does not fit, which is never an error.
+
+        With `evict_first` (another node owns the object) it is evicted before this node's own objects.
+        """
         return key in self._held or self.put_run([(key, digest, len(data))], data, evict_first=evict_first)
 
     def put_run(
@@ -170,8 +172,10 @@ class Store:
         *,
         evict_first: bool = False,
     ) -> bool:
-        """Keep several objects (key, digest, size) whose bytes follow each other in `data`, with one write and one
-        beside the other. All or none; what was held already stays where it was."""
+        """Store several objects (key, digest, size) whose bytes are contiguous in `data`, with one write.
+
+        They are neighbours in the segment. Stores all or none. Objects that were held already stay where they are.
+        """
         size = len(data)
         with self._lock:
             segment = self._room(size, evict_first)
@@ -206,7 +210,7 @@ class Store:
         return True
 
     def close(self) -> None:
-        """Empties the store."""
+        """Empty the store."""
         with self._lock:
             self._closed = True
             self.budget_bytes = 0
@@ -214,7 +218,7 @@ class Store:
                 pass
 
     def _room(self, size: int, evict_first: bool) -> _Segment | None:
-        """A segment with room for `size` more bytes within the budget."""
+        """Return a segment with space for `size` more bytes within the budget."""
         if size > self.budget_bytes or self._closed:
             return None
         while self.used_bytes + size > self.budget_bytes:
@@ -225,16 +229,16 @@ class Store:
         if segment is None or segment.gone or (segment.end and segment.end + size > self._limit):
             try:
                 segment = self._growing[slot] = self._new_segment(evict_first, size)
-            except OSError as error:  # out of memory or descriptors, or the folder is full: do with less
+            except OSError as error:  # out of memory or descriptors, or the directory is full: continue with less
                 if error.errno in _FULL:
                     self._shrink()
                 return None
         return segment
 
     def _slot(self) -> int:
-        """Which of the growing segments this thread writes to."""
+        """Return which of the growing segments this thread writes to."""
         if self._limit < _SEGMENT_BYTES:
-            return 0  # a small budget has no room for several
+            return 0  # a small budget has no space for several
         slot: int | None = getattr(self._own, "slot", None)
         if slot is None:
             slot = self._own.slot = next(self._writers) % _GROWING
@@ -242,7 +246,7 @@ class Store:
 
     def _new_segment(self, evict_first: bool, size: int) -> _Segment:
         if not self.folder and memory_left() < max(size, self._limit) + _MEMORY_FOR_OTHERS:
-            # Nothing says so when memory without a name grows too large: somebody is killed.
+            # The kernel does not report an error when anonymous memory grows too large. It kills a process.
             raise OSError(errno.ENOMEM, "the node's memory is needed for other things")
         number = self._made = self._made + 1
         if self.folder:
@@ -254,13 +258,13 @@ class Store:
         return segment
 
     def _shrink(self) -> None:
-        """The place is full although the budget is not: from now on make do with less than what is there."""
+        """Reduce the budget below the current use, because the memory or directory is full before the budget."""
         self.budget_bytes = max(0, min(self.budget_bytes, self.used_bytes) * 9 // 10)
         while self.used_bytes > self.budget_bytes and self._give_up_oldest():
             pass
 
     def _give_up_oldest(self) -> bool:
-        """Guests before this node's own; False where nothing is left."""
+        """Evict objects of other nodes before this node's own. Return False if nothing remains."""
         segments = self._segments[True] or self._segments[False]
         if not segments:
             return False
@@ -289,7 +293,7 @@ def _memory_name(number: int) -> str:
 
 
 class _OpenFile:
-    """A descriptor that is closed when the last thread that reads it is done with it."""
+    """A descriptor that is closed when the last thread has finished reading it."""
 
     __slots__ = ("fd",)
 
@@ -301,7 +305,7 @@ class _OpenFile:
 
 
 class StoreReader:
-    """The reading side, in the mount process: knows the places it was told, owns nothing."""
+    """The reading side, in the mount process. It stores the locations that it received and owns no segment."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -312,7 +316,7 @@ class StoreReader:
 
     def learn(self, key: bytes, place: Location) -> None:
         if place.segment in self._gone:
-            return  # two words of the writer crossed
+            return  # two messages of the writer crossed
         self._places[key] = place
         if len(self._places) > _MAX_PLACES:
             with self._lock:
@@ -320,17 +324,20 @@ class StoreReader:
                     self._places.pop(old, None)
 
     def forget(self, segment: int) -> None:
-        """The writer gave a segment up; its memory is free when the last reader has closed it."""
+        """Drop a segment that the writer evicted. Its memory is freed when the last reader has closed it."""
         self._gone.add(segment)
         with self._lock:
-            for key, place in list(self._places.items()):  # copied in one step: readers learn and drop places meanwhile
+            for key, place in list(self._places.items()):  # copied in one step: readers change the table meanwhile
                 if place.segment == segment:
                     self._places.pop(key, None)
             for name in [name for name in self._files if name[1] == segment]:
                 self._files.pop(name, None)
 
     def read_into(self, key: bytes, offset: int, target: memoryview) -> int:
-        """Bytes copied from `offset` of the object into `target`, or -1 where it is not held."""
+        """Copy bytes from `offset` of the object into `target`.
+
+        Return their number, or -1 if the object is not held.
+        """
         place = self._places.get(key)
         if place is None:
             return -1
@@ -344,7 +351,7 @@ class StoreReader:
         return os.preadv(file.fd, [target[:want]], place.offset + offset)
 
     def read_run_into(self, keys: Sequence[bytes], target: memoryview) -> int:
-        """Bytes of objects that lie beside each other in one segment; -1 where they do not, or one is not held."""
+        """Read objects that are contiguous in one segment. Return -1 if they are not, or if one is not held."""
         places = [self._places.get(key) for key in keys]
         first = places[0]
         end = first.offset if first is not None else 0
@@ -360,7 +367,7 @@ class StoreReader:
         return os.preadv(file.fd, [target[: end - first.offset]], first.offset) if file is not None else -1
 
     def read(self, key: bytes) -> bytes | None:
-        """A whole object, or None."""
+        """Return a whole object, or None."""
         place = self._places.get(key)
         if place is None:
             return None
@@ -376,7 +383,7 @@ class StoreReader:
         try:
             file = _OpenFile(os.open(self._path(place), os.O_RDONLY | os.O_CLOEXEC))
             if not self._folder:
-                # The writer may have given the segment up, and its descriptor may be another file by now.
+                # The writer may have evicted the segment, and its descriptor may be another file by now.
                 name = os.readlink("/proc/self/fd/%d" % file.fd)
                 if name != "/memfd:%s (deleted)" % _memory_name(place.segment):
                     return None

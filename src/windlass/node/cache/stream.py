@@ -1,8 +1,8 @@
-"""The push: what a trace names, and what is being read right now, flows down the tree in one stream per child.
+"""The push: send the objects of a trace and current reads down the tree, in one stream per child.
 
-Each node keeps a log of what came, in order. A child subscribes once and receives everything from a position on; if its
-parent dies it subscribes to the next ancestor from where it stands. A stream is an offer: what it skips, or loses, the
-node gets on demand like anything else.
+Each node keeps a log of the received objects, in order. A child subscribes once and receives everything from a
+position. If its parent dies, it subscribes to the next ancestor from its current position. A stream is optional: the
+node fetches skipped or lost objects on demand, like all other objects.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GATHER_S = 0.002
 
 
 class Streams:
-    """All stripes of one node: drives the ones it is the reader of, follows the others, feeds its children."""
+    """All stripes of one node: drive those that it reads, follow the others, and feed its children."""
 
     def __init__(self, config: NodeConfig, fetcher: Fetcher, links: Links, logs: Sequence[StreamLog]) -> None:
         self._config = config
@@ -64,16 +64,16 @@ class Streams:
             each.close()
 
     def looked_into(self, path: bytes) -> None:
-        """A program of this node looks into a folder that came before it was asked for."""
+        """Handle a program of this node that opens a prefetched directory."""
         if self._driver is not None:
             self._driver.looked_into(path)
 
     def planned(self) -> list[bytes | None]:
-        """What came of the plans, in order."""
+        """Return the received objects of the plans, in order."""
         return [key for each in self.logs for key in each.items[: len(each.plan or ())]]
 
     def status(self) -> dict[str, object]:
-        """`ended`: the planned part is over; more may follow as it is read."""
+        """Return the status. `ended`: the planned part is complete. More objects may follow when they are read."""
         return {
             "ended": all(each.plan_over for each in self.logs),
             "objects": sum(len(each.items) for each in self.logs),
@@ -84,7 +84,7 @@ class Streams:
     # Feeding
 
     def feed(self, inbound: Inbound, request: int, stripe: int, position: int) -> None:
-        """Sends everything from `position` on; returns when the stream is closed or the child leaves. Blocks."""
+        """Send everything from `position`. Blocks until the stream is closed or the child disconnects."""
         if not 0 <= stripe < len(self.logs) or position < 0:
             inbound.send(wire.ERROR, request, wire.error_body(22, "no stripe %d" % stripe))
             return
@@ -109,7 +109,7 @@ class Streams:
             inbound.send(wire.SKIP, request, key, last=False)
             return
         if key is not None and key not in self._store:
-            self._fetcher.wait_if_under_way(key, 1.0)  # announced by the parent, asked for by another child
+            self._fetcher.wait_if_under_way(key, 1.0)  # announced by the parent, requested by another child
         held = self._store.hold(key) if key is not None else None
         if key is None or held is None:
             inbound.send(wire.SKIP, request, key or b"", last=False)
@@ -120,7 +120,7 @@ class Streams:
             self._store.release(held)
 
     def _feed_some(self, inbound: Inbound, request: int, items: list[bytes | None], position: int) -> int:
-        """Sends what can go in one frame; returns how many items that were."""
+        """Send what fits in one frame. Return the number of items."""
         began = perf_counter()
         batch: list[tuple[bytes, HeldObject]] = []
         left = wire.BATCH_BYTES
@@ -133,7 +133,7 @@ class Streams:
                 left -= held.size
                 if left < 0:
                     break
-            if left < 0 and len(batch) > 1:  # the last one is too much, and goes with the next
+            if left < 0 and len(batch) > 1:  # the last one is too much and goes into the next frame
                 self._store.release(batch.pop()[1])
             if len(batch) < 2:
                 self._feed_one(inbound, request, items[position])
@@ -146,7 +146,7 @@ class Streams:
             STAGES.add("send the push", began)
 
     def _tell_local(self, inbound: Inbound, request: int, source: StreamLog, position: int) -> None:
-        """The mount process reads the store itself: it only needs to know what is where. SKIP ends the planned part."""
+        """Send locations to the mount process, which reads the store itself. SKIP ends the planned part."""
         planned = True
         while not inbound.closed:
             news = source.items[position : position + 256]
@@ -181,7 +181,7 @@ class Streams:
             pause = min(10.0, pause * 2)
 
     def _subscribe(self, stripe: int, mine: StreamLog, node: int) -> bool:
-        """Receives from one node until it ends or is lost; false where it could not be asked."""
+        """Receive from one node until the stream ends or is lost. Return False if the node could not be asked."""
         link = self._links.open(node) if self._health.usable(node) else None
         reply = _StreamReply(self, mine, node)
         if link is None or not link.ask(wire.STREAM, json.dumps([stripe, len(mine.items)]).encode(), reply):
@@ -191,7 +191,7 @@ class Streams:
         return True
 
     def arrived(self, mine: StreamLog, node: int, body: memoryview) -> bool:
-        """A pushed object. False where its bytes are wrong: the stream then comes from someone else."""
+        """Handle a pushed object. Return False if its bytes are wrong. The stream then continues from another node."""
         key, stated, data = wire.parse_object(body)
         if key not in self._store:
             began = perf_counter()
@@ -206,7 +206,10 @@ class Streams:
         return True
 
     def batch_arrived(self, mine: StreamLog, node: int, body: memoryview) -> bool:
-        """Pushed objects in one frame. False where the bytes of one are wrong; those before it are right and kept."""
+        """Handle pushed objects in one frame.
+
+        Return False if the bytes of one are wrong. Objects before it are kept.
+        """
         objects = wire.parse_batch(body)
         start = end = len(body) - sum(len(data) for _, _, data in objects)  # of the bytes of `run`
         run: list[tuple[bytes, bytes, int]] = []
@@ -232,21 +235,21 @@ class Streams:
         return True
 
     def _note_end(self, mine: StreamLog) -> None:
-        """How long the planned part took to arrive."""
+        """Record how long the planned part took to arrive."""
         began = self._first_at.setdefault(id(mine), perf_counter())
         if began and mine.plan and mine.plan_over:
             STAGES.add("push, first to last object", began)
             self._first_at[id(mine)] = 0.0
 
     def _keep(self, node: int, run: list[tuple[bytes, bytes, int]], data: memoryview) -> None:
-        """Objects (key, digest, size) whose bytes follow each other in `data`."""
+        """Store objects (key, digest, size) whose bytes are contiguous in `data`."""
         if run:
             self.pushed_bytes += len(data)
             self._arrivals.pushed(node, run, data)
 
 
 def _wait_and_gather(source: StreamLog, position: int) -> None:
-    """Objects come one by one: a short wait makes one wake-up of many, here and down the tree."""
+    """Wait a moment for more objects. They arrive one by one, so this saves wake-ups here and down the tree."""
     source.wait_beyond(position, 1.0)
     time.sleep(_GATHER_S)
 

@@ -1,6 +1,6 @@
-"""What a stream has brought so far, in order: first the places of a trace's plan, then what is being read right now.
+"""The objects that a stream has delivered so far, in order: first a trace's plan, then current reads.
 
-Every log of a stripe is a beginning of the log of its reader, so a position means the same on every node.
+Every log of a stripe is a prefix of the log of its reader, so a position has the same meaning on every node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from windlass.node.wire.proof import ProtocolError
 
 
 class StreamKey(NamedTuple):
-    """A key without the version, which is only known when the object is read."""
+    """A key without the version, which is known only when the object is read."""
 
     kind: int
     number: bytes
@@ -26,7 +26,7 @@ def stream_key(key: bytes) -> StreamKey:
 
 
 class StreamLog:
-    """Grows until it is closed. None stands where an object of the plan was skipped."""
+    """A log that grows until it is closed. None marks an object of the plan that was skipped."""
 
     def __init__(self) -> None:
         self.items: list[bytes | None] = []
@@ -39,7 +39,7 @@ class StreamLog:
 
     @property
     def plan_over(self) -> bool:
-        """All places of the plan have come or were skipped."""
+        """Whether all places of the plan were delivered or skipped."""
         return self.plan is not None and len(self.items) >= len(self.plan)
 
     @property
@@ -59,14 +59,14 @@ class StreamLog:
             self._step()
 
     def offer(self, *keys: bytes) -> None:
-        """Something outside the plan that all will want: it follows when the plan is over."""
+        """Add objects outside the plan that all nodes will need. They follow when the plan is complete."""
         with self._changed:
             if not self.closed:
                 self._later += [key for key in keys if stream_key(key) not in self._places]
                 self._step()
 
     def give_up_plan(self) -> None:
-        """What is left of the plan will not come."""
+        """Give up the remaining part of the plan."""
         with self._changed:
             if self.plan is None:
                 self.plan = []
@@ -80,14 +80,14 @@ class StreamLog:
             self._changed.notify_all()
 
     def awaits(self, key: bytes) -> bool:
-        """The object is announced, has not come, and the stream is moving."""
+        """Whether the object is announced, has not arrived, and the stream is moving."""
         if not self._places or self.plan_over or self.idle_s > 1.0:
             return False
         position = self._places.get(stream_key(key))
         return position is not None and position >= len(self.items)
 
     def wait_beyond(self, position: int, timeout_s: float) -> None:
-        """Until there is an item at `position`, the plan is known, or the log is closed."""
+        """Wait until there is an item at `position` or the log is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self.closed or len(self.items) > position, timeout_s)
 

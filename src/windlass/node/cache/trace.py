@@ -1,7 +1,8 @@
-"""What a run touched, in order: the directories it looked into and the parts of files it read.
+"""The accesses of a run, in order: the directories that it opened and the parts of files that it read.
 
-A trace holds paths and byte ranges, no versions: it says what will probably be wanted, the next run pins what is there
-then. So a trace of an environment that changed a little is still almost right, and can never make a view wrong.
+A trace contains paths and byte ranges, but no versions. It predicts what the next run needs. The next run pins the
+versions that exist then. So a trace of an environment that changed a little is still almost right, and it can never
+make a view wrong.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from windlass.node.sys.reading import UnreadableError, loads, read_bytes
 VERSION = 1
 _MAX_FILE_BYTES = 256 << 20
 _MAX_END = 1 << 47
-"""No file is that large; a trace that says so is damaged, or meant to do damage."""
+"""No file is that large. A trace with a larger offset is damaged or malicious."""
 
 
 class Touch(NamedTuple):
@@ -48,7 +49,7 @@ class Trace:
         return sum(touch.length for touch in self.touches if not touch.is_directory)
 
     def within(self, limit_bytes: int) -> Trace:
-        """The same without what goes beyond the limit of a record; the rest of it may still be right."""
+        """Return the trace without the touches that exceed the limit. The other touches may still be right."""
         kept, left = [], limit_bytes
         for touch in self.touches:
             if touch.is_directory or touch.length <= left:
@@ -62,7 +63,7 @@ def directory_touch(path: bytes) -> Touch:
 
 
 class TouchRecorder:
-    """Collects touches of one run. Chunks of a file that follow each other become one range."""
+    """Collect the touches of one run. Contiguous chunks of a file become one range."""
 
     def __init__(self, chunk_bytes: int, limit_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes
@@ -97,7 +98,7 @@ class TouchRecorder:
             self._touches.append(Touch(path, start, length))
 
     def trace(self, identity: str, roots: tuple[bytes, ...], before: Trace | None = None) -> Trace:
-        """All touches so far; those of an earlier trace that this run did not make follow at the end."""
+        """Return all touches so far. Touches of an earlier trace that this run did not make follow at the end."""
         touches = list(self._touches)
         if before is not None:
             touches += [t for t in before.touches if not self._covers(t)]
@@ -112,7 +113,7 @@ class TouchRecorder:
 
 
 def dump_trace(trace: Trace) -> str:
-    """JSON; bytes of a path that are not UTF-8 travel as escaped surrogates."""
+    """Serialize to JSON. Bytes of a path that are not UTF-8 become escaped surrogates."""
     values: dict[str, Any] = {
         "version": VERSION,
         "identity": trace.identity,
@@ -143,7 +144,7 @@ def _touch(path: bytes, offset: int, length: int) -> Touch:
 
 
 def read_trace(path: str) -> Trace:
-    """`BadTraceError` for a file that is none, `OSError` for one that cannot be read."""
+    """Read a trace. Raise `BadTraceError` for a file that is not a trace, `OSError` for one that cannot be read."""
     try:
         return parse_trace(read_bytes(path, _MAX_FILE_BYTES, follow=True).decode("ascii"))
     except UnreadableError as error:
@@ -153,6 +154,6 @@ def read_trace(path: str) -> Trace:
 
 
 def write_trace(path: str, trace: Trace) -> None:
-    """Replaces the file in one step: a reader sees the old trace or the new one."""
+    """Replace the file atomically. A reader sees the old trace or the new one."""
     os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
     replace_file(path, dump_trace(trace).encode("ascii"))

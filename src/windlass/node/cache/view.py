@@ -1,7 +1,7 @@
-"""The read-only view as plain calls: what the kernel asks, answered from what is on this node.
+"""The read-only view as plain calls: answer the kernel from local objects.
 
-No FUSE and no network here. A call that needs an object that is not local raises `Miss` with its keys; whoever called
-fetches them and calls again. So the whole of a file system's behaviour is tested without a mount.
+There is no FUSE and no network here. A call that needs an object that is not local raises `Miss` with its keys. The
+caller fetches them and calls again. So the complete behaviour of the file system is tested without a mount.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENTRY = struct.Struct("<QQQQII")
 _ATTR_HEAD = struct.Struct("<QII").pack(FOREVER_S, 0, 0)
 _DIRENT = struct.Struct("<QQII")
 NO_SUCH_FILE = ENTRY.pack(0, 0, FOREVER_S, 0, 0, 0) + bytes(88)
-_AHEAD_AFTER = 3  # steps straight ahead before anything is fetched unasked: the loader's short runs are not worth it
+_AHEAD_AFTER = 3  # sequential steps before a prefetch, because the loader's short runs are not worth it
 _AHEAD_START = 2
 
 
@@ -37,19 +37,19 @@ class Miss(Exception):  # noqa: N818 - not an error: the ordinary way to say wha
 
 
 class LocalObjects(Protocol):
-    """What is on this node. Never blocks on the network."""
+    """The objects on this node. Never blocks on the network."""
 
     def listing(self, path: bytes) -> Listing | None: ...
 
     def read_into(self, key: bytes, offset: int, target: memoryview) -> int:
-        """Bytes copied, or -1 where the object is not here."""
+        """Return the number of copied bytes, or -1 if the object is not here."""
 
     def will_want(self, key: bytes, count: int) -> None:
-        """A hint: `count` chunks from this key on will be read soon."""
+        """Hint that `count` chunks from this key will be read soon."""
 
 
 class Node:
-    """A name the kernel knows. Hard links are separate nodes with the same inode number."""
+    """A name known to the kernel. Hard links are separate nodes with the same inode number."""
 
     __slots__ = ("ahead", "attr", "entry", "id", "key", "last", "lookups", "path", "pin", "run", "target")
 
@@ -68,10 +68,10 @@ class Node:
 
 
 class View:
-    """All calls are thread-safe and answer with bytes in the kernel's format, or raise `OSError` or `Miss`."""
+    """All calls are thread-safe and return bytes in the kernel's format, or raise `OSError` or `Miss`."""
 
     def __init__(self, local: LocalObjects, chunk_bytes: int, ahead_most: int = 64) -> None:
-        """`ahead_most`: chunks that are fetched at most before a reader that goes straight through a file asks."""
+        """`ahead_most`: maximum number of chunks to prefetch for a sequential reader."""
         self._local = local
         self._chunk_bytes = chunk_bytes
         self._ahead_most = ahead_most
@@ -92,7 +92,7 @@ class View:
             raise OSError(errno.ESTALE, "unknown node %d" % ident) from None
 
     def known(self, path: bytes) -> Node | None:
-        """The node of a path where the kernel knows it already."""
+        """Return the node of a path if the kernel already has it."""
         node = self._nodes[ROOT_ID]
         for name in path[1:].split(b"/"):
             found = self._by_name.get((node.id, name))
@@ -102,7 +102,7 @@ class View:
         return node
 
     def lookup(self, parent: int, name: bytes) -> bytes:
-        """The kernel's entry for a name, or its "no such file", both good for ever."""
+        """Return the kernel's entry for a name, or its "no such file". Both are valid forever."""
         node = self._by_name.get((parent, name))
         if node is None:
             folder = self.node(parent)
@@ -135,7 +135,7 @@ class View:
         return node.target
 
     def readdir(self, ident: int, offset: int, size: int, *, plus: bool) -> bytes:
-        """Entries from position `offset` on, as many as fit; with `plus` each is a lookup too."""
+        """Return entries from position `offset`, as many as fit. With `plus`, each is also a lookup."""
         folder = self.node(ident)
         listing = self._listing(folder.path)
         parts: list[bytes] = []
@@ -153,7 +153,7 @@ class View:
         return b"".join(parts)
 
     def read(self, ident: int, offset: int, target: memoryview) -> int:
-        """Fills `target` from the file and returns how much there was."""
+        """Fill `target` from the file and return the number of bytes."""
         node = self.node(ident)
         pin = node.pin
         if pin is None:
@@ -183,7 +183,7 @@ class View:
         self._look_ahead(node, pin, first, last)
         return size
 
-    # Inside
+    # Internals
 
     def _listing(self, path: bytes) -> Listing:
         listing = self._local.listing(path)
@@ -222,7 +222,7 @@ class View:
         return node.entry
 
     def _look_ahead(self, node: Node, pin: Pin, first: int, last: int) -> None:
-        """A reader that goes straight through a file gets a growing window fetched before it asks."""
+        """Prefetch a growing window for a sequential reader."""
         if first in (node.last, node.last + 1):
             if last > node.last:
                 node.run += 1
@@ -239,6 +239,6 @@ class View:
 
 
 def split_batch_forget(body: bytes) -> Sequence[tuple[int, int]]:
-    """Pairs of node and count of a BATCH_FORGET."""
+    """Return the pairs of node and count of a BATCH_FORGET."""
     count = struct.unpack_from("<I", body)[0]
     return [struct.unpack_from("<QQ", body, 8 + 16 * i) for i in range(min(count, (len(body) - 8) // 16))]

@@ -1,8 +1,8 @@
-"""Warms the kernel: what the push brought is put into the kernel's own caches before anyone asks.
+"""Warm the kernel: put pushed objects into the kernel's caches before a program requests them.
 
-Directories are listed once through the mount, which makes the kernel know every name in them; the pages of files are
-handed over with the kernel's "store" notification. The reader then finds names and pages where a second run would find
-them, and this process is not asked at all.
+Directories are listed once through the mount, which fills the kernel's table of names. The pages of files are passed
+with the kernel's "store" notification. A program then finds names and pages as in a second run, and this process
+receives no requests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RUN_BYTES = 1 << 20
 
 
 class Warmer:
-    """Follows the peer process's stream of arrivals, on a thread of its own."""
+    """Follow the peer process's stream of arrivals, on a separate thread."""
 
     def __init__(self, config: NodeConfig, view: View, backend: Backend, server: Server) -> None:
         self._config = config
@@ -42,8 +42,8 @@ class Warmer:
         self._buffer = memoryview(bytearray(self._run_chunks * config.chunk_bytes))
         self._left = memory_left() // 4  # pages can be dropped again, but not for free
         self._wanted = config.warm and bool(config.trace_in)
-        # What is warmed is never asked for, and so not recorded: the node that writes the trace warms what an older
-        # trace names, and nothing else.
+        # Warmed objects are never requested and so not recorded. The node that writes the trace therefore warms only
+        # the objects that an older trace names.
         self._records = bool(config.trace_out)
         self._planned_left = config.stripes
         self._ended = False
@@ -54,7 +54,7 @@ class Warmer:
         return {"wanted": self._wanted, "ended": self._ended, "objects": self._objects, "bytes": self._bytes}
 
     def start(self) -> None:
-        """Does nothing where nothing can be pushed."""
+        """Subscribe to the streams. Does nothing if nothing can be pushed."""
         if not self._config.warm or not (self._config.trace_in or self._config.live):
             return
         for stripe in range(self._config.stripes):
@@ -77,10 +77,11 @@ class Warmer:
             self._end_of_plan()
 
     def _warm_all(self, keys: list[bytes]) -> bool:
-        """False where the mount is gone."""
+        """Warm all objects. Return False if the mount is gone."""
         for run in runs(keys, self._run_chunks):
             planned = self._wanted and not self._ended
-            # A folder that nobody planned is only learned: the first look into it has to come here, and is a hint.
+            # For a directory outside the plan, only store the location. The first access to it must reach this process,
+            # because it is a hint.
             if not planned and (self._records or run[0][0] == DIRECTORY):
                 continue
             began = perf_counter()
@@ -102,7 +103,7 @@ class Warmer:
     def _warm(self, run: list[bytes]) -> None:
         parsed = parse_key(run[0])
         if parsed.kind == DIRECTORY:
-            # Through the mount, on purpose: the answer to this listing is what fills the kernel's table of names.
+            # Go through the mount on purpose, because the answer to this listing fills the kernel's table of names.
             with os.scandir(self._config.mount.encode() + parsed.path) as entries:
                 for _ in entries:
                     pass
@@ -119,7 +120,10 @@ class Warmer:
                 self._store_pages(node, parsed.chunk + index, [key])
 
     def _store_pages(self, node: Node, chunk: int, run: list[bytes]) -> int:
-        """Bytes given to the kernel at once; -1 where they do not lie together in the store."""
+        """Give bytes to the kernel at once and return their number.
+
+        Return -1 if they are not contiguous in the store.
+        """
         if len(run) == 1:
             size = self._backend.read_into(run[0], 0, self._buffer)
         else:
