@@ -1,1 +1,1 @@
-"""Whole-job measurements: collectives, matrix products, training steps, input. No torch at import time."""
+"""Measurements of whole jobs: collectives, matrix products, training steps, input. No torch at import time."""

@@ -1,4 +1,4 @@
-"""A barrier among ranks with nothing but sockets, for programs that must not need torch."""
+"""A barrier among ranks that uses only sockets, for programs that must not need torch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ _SHOW_S = 5.0
 
 
 class RankBarrier:
-    """All ranks of a run. Rank 0 listens at the run's rendezvous; a rank that connects shows the run's word, and after
-    that nothing but single bytes is exchanged."""
+    """A barrier of all ranks of a run. Rank 0 listens at the run's rendezvous address.
+
+    A rank that connects sends the hash of `word`. After that, only single bytes are exchanged.
+    """
 
     def __init__(self, world: World, word: str, *, wait_s: float = _WAIT_S) -> None:
         self._rank, self._size, self._wait_s = world.rank, world.size, wait_s
@@ -50,7 +52,7 @@ class RankBarrier:
         return found
 
     def _is_ours(self, came: socket.socket) -> bool:
-        """Whether this is a rank of our run: ports are found by others too."""
+        """Whether the connection comes from a rank of our run. Other programs can find the port too."""
         came.settimeout(_SHOW_S)
         try:
             return hmac.compare_digest(came.recv(len(self._word), socket.MSG_WAITALL), self._word)
@@ -73,7 +75,7 @@ class RankBarrier:
                 time.sleep(_RETRY_S)
 
     def wait(self) -> None:
-        """Return when every rank has called this; an error where one is gone or does not come in time."""
+        """Return when every rank has called this. Raise an error if a rank is gone or does not arrive in time."""
         try:
             for other in self._others:
                 other.settimeout(self._wait_s)

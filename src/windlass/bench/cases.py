@@ -1,4 +1,4 @@
-"""Every case by its name: the options and the run of those that measure, the table and the charts of every record."""
+"""Every case by name: options and run function of measuring cases, tables and charts of every record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from windlass.bench.reference import References
 from windlass.bench.runner import Bench
 from windlass.errors import ConfigError
 
-# Case and name of its options. The help of a command is the docstring of its folder or module.
+# The case and the name of its options class. The help of a command is the docstring of its package or module.
 _MEASURING = {
     "collectives": "CollectivesOptions",
     "matmul": "MatmulOptions",
@@ -20,7 +20,7 @@ _MEASURING = {
     "llm": "LlmCaseOptions",
     "io": "IoOptions",
 }
-# Cases that are one module; the others have a folder whose `rows` run the case and show its records.
+# Cases that are one module. The others have a package whose `rows` module runs the case and shows its records.
 _MODULES = ("ddp", "llm", "scale")
 # Cases that show their own records, and those that are shown as training runs.
 _TRAINED = ("llm", "resnet")
@@ -37,19 +37,19 @@ class Case:
 
 
 def measuring_case(name: str) -> Case:
-    """The case of that name. Its `run` refuses options that cannot be before it starts anything."""
+    """Return the case of that name. Its `run` rejects invalid options before it starts anything."""
     whole = _part(name)
     options = getattr(_part(name, "options"), _MEASURING[name])
     return Case(help=whole.__doc__ or "", options=options, run=_part(name, "rows").run)
 
 
 def table_text(record: BenchRecord) -> str:
-    """The table of a record."""
+    """Return the table of a record."""
     return str(_shows(record).text(record)) if record.rows else "nothing was measured"
 
 
 def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]:
-    """(caption, svg) of every chart of this record."""
+    """Return (caption, svg) of every chart of this record."""
     return [(caption, svg) for caption, svg in _shows(record).charts(record, references) if svg]
 
 

@@ -1,7 +1,7 @@
-"""The code that ranks run: the zip of `agents/ship` with the modules of the bench, put into the run folder.
+"""The code for the ranks: the zip of `agents/ship` with the modules of the bench, written to the run directory.
 
-A container or a site's own Python need not have windlass installed: Python runs the file by itself. The modules need
-nothing but the standard library, and torch for what measures torch.
+Windlass need not be installed in a container or in a site's Python, because Python runs the file directly. The modules
+need only the standard library, and torch for the cases that measure torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ leave(run_program(sys.argv[1], json.loads(sys.argv[2])))
 
 
 def put_code(folder: Path) -> Path:
-    """Write the code to `folder`; returns the file to run as `FILE PROGRAM OPTIONS`. Raises `MachineError`."""
+    """Write the code to `folder` and return the file to run as `FILE PROGRAM OPTIONS`. Raises `MachineError`."""
     members = {f"windlass/{name}": read_bytes(_TOP / name, follow=True) for name in ("__init__.py", "errors.py")}
     packages = {f"windlass.{name.replace('/', '.')}": _TOP / name for name in _PACKAGES}
     path = folder / "ranks.pyz"

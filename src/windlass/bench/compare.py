@@ -1,8 +1,8 @@
-"""Two records side by side. A difference is one only where it is larger than the noise of both.
+"""Compare two records. A difference counts only if it is larger than the noise of both.
 
-Noise is estimated from the samples by the median absolute deviation, which one outlier does not move, and four of five
-pairs of samples must agree on which run is faster. Where a record
-has too few samples to say (imported tables have one), the words say that instead of guessing.
+Noise is estimated from the samples by the median absolute deviation, which one outlier does not change. In addition,
+four of five pairs of samples must agree on which run is faster. If a record has too few samples (imported tables have
+one), the result states that and contains no guess.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from windlass.node.sys.text import binary_size
 
 _FEWEST = 4
 _FLOOR = 0.01
-"""Differences below one per cent are not told from chance by any of these methods."""
+"""None of these methods can distinguish differences below one per cent from chance."""
 _SIGMAS = 2.0
 _AGREE = 0.8
 _HIGHER_IS_BETTER = {"images_per_s_per_device", "samples_per_s"}
-# In this order: what decides about a row.
+# The measure that is compared: the first one in this order that both rows have.
 _MEASURES = ("time_s", "step_s", "images_per_s_per_device", "sustained_s", "samples_per_s", "start_s", "push_s")
 
 Word = Literal["faster", "slower", "same", "unsure"]
@@ -32,7 +32,10 @@ Word = Literal["faster", "slower", "same", "unsure"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """One case in both: `change` is how much faster B is than A (0.1: a tenth), `noise` what chance explains."""
+    """One case in both records.
+
+    `change` is how much faster B is than A (0.1: a tenth). `noise` is explained by chance.
+    """
 
     labels: dict[str, Label]
     a: float
@@ -45,7 +48,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """All cases that both have, what only one has, and in what the two runs differ besides."""
+    """All cases that both records have, the cases that only one has, and the other differences of the two runs."""
 
     differences: tuple[Difference, ...]
     only_a: int
@@ -54,7 +57,7 @@ class Comparison:
 
 
 def compare(a: BenchRecord, b: BenchRecord) -> Comparison:
-    """Rows are matched by their labels: the same op, size and placement, the same model and number of ranks."""
+    """Match rows by their labels: the same op, size and placement, the same model and number of ranks."""
     rows_a, rows_b = _keyed(a.rows), _keyed(b.rows)
     if a.case == b.case and len(rows_a) == len(rows_b) == 1 and rows_a.keys() != rows_b.keys():
         return _two_rows(a, b)
@@ -69,7 +72,7 @@ def compare(a: BenchRecord, b: BenchRecord) -> Comparison:
 
 
 def _two_rows(a: BenchRecord, b: BenchRecord) -> Comparison:
-    """Two runs of one row each, as of a model in two precisions: compared, and said in what they differ."""
+    """Compare two runs of one row each, for example a model in two precisions, and list their differences."""
     one, two = a.rows[0].labels, b.rows[0].labels
     unlike = [f"{k}: {one.get(k, '-')} / {two.get(k, '-')}" for k in {**one, **two} if one.get(k) != two.get(k)]
     found = _difference(a.rows[0], b.rows[0])
@@ -106,15 +109,17 @@ def _difference(a: Measurement, b: Measurement) -> Difference | None:
 
 
 def noise_of(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """The relative difference of two medians that chance explains; None where there are too few samples to say."""
+    """Return the relative difference of two medians that chance explains, or None with too few samples."""
     if min(len(a), len(b)) < _FEWEST:
         return None
     return max(_FLOOR, _SIGMAS * math.hypot(_median_error(a), _median_error(b)))
 
 
 def _apart(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Whether four of five pairs of samples, one of each run, agree on which run is faster. Where a run has two paces
-    (another job comes and goes), medians jump between them, and this does not."""
+    """Whether four of five pairs of samples, one of each run, agree on which run is faster.
+
+    If a run has two speeds (another job comes and goes), medians jump between them, but this share does not.
+    """
     ordered = sorted(b)
     below = sum((bisect_left(ordered, value) + bisect_right(ordered, value)) / 2 for value in a)
     share = below / (len(a) * len(b))
@@ -127,12 +132,12 @@ def _median_error(samples: Sequence[float]) -> float:
     if middle == 0:
         return 0.0
     deviation = 1.4826 * statistics.median(abs(value - middle) for value in samples)
-    # Neighbouring samples share a clock, a temperature and the traffic of others: n counts for less than it says.
+    # Neighbouring samples share a clock, a temperature and the traffic of others, so n samples count as fewer.
     return deviation / abs(middle) * 1.2533 / math.sqrt(max(1.0, len(samples) / 4))
 
 
 def _unlike(a: BenchRecord, b: BenchRecord) -> list[str]:
-    """What differs besides the figures, in words. A comparison of different things should say so."""
+    """Return the differences besides the figures. A comparison of different things must show them."""
     pairs = [
         ("device", a.device.get("name"), b.device.get("name")),
         ("nodes", a.where.nodes, b.where.nodes),
@@ -152,7 +157,7 @@ def _unlike(a: BenchRecord, b: BenchRecord) -> list[str]:
 
 
 def label_text(labels: dict[str, Label]) -> str:
-    """A row's name for people."""
+    """Return the name of a row for people."""
     if "op" in labels:
         return f"{labels['op']} {binary_size(float(labels['bytes'] or 0))} {labels['placement']}"
     words = [
@@ -196,7 +201,7 @@ def value_text(measure: str, value: float) -> str:
 
 
 def summary(found: Comparison) -> str:
-    """One sentence about all of it."""
+    """Return one sentence about all differences."""
     if not found.differences:
         return "the two records have no case in common"
     count = {

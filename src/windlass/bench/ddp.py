@@ -24,7 +24,7 @@ _SAME = ("batch", "image", "steps", "warmup", "precision", "tf32", "device")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DdpOptions:
-    """Which models and batch, and by whose method. Refuses what cannot be before anything starts."""
+    """The models, the batch and the method. Rejects invalid values before anything starts."""
 
     model: str = option("resnet50", "resnet50,resnet101 (default: resnet50)", metavar="LIST")
     batch: int = option(32, "images per device (default 32)")
@@ -49,7 +49,7 @@ class DdpOptions:
         return tuple(name.strip() for name in self.model.split(",") if name.strip())
 
     def step(self, model: str, *, parallel: bool) -> ResNetOptions:
-        """The training step of one model, with DDP or without."""
+        """Return the training step of one model, with DDP or without."""
         return ResNetOptions(
             model=model,
             parallel="ddp" if parallel else "none",
@@ -70,7 +70,7 @@ def run(bench: Bench) -> BenchRecord:
         rows += [row] if row else []
         if bench.interrupted:
             break
-    # Ten steps need not lower a loss; that it is a number they must.
+    # Ten steps need not lower a loss, but the loss must be finite.
     return bench.record(rows, remarks=loss_remarks(bench.results, must_fall=False))
 
 
@@ -97,7 +97,7 @@ class Step:
 
 
 def sweep(nodes: int, ranks_per_node: int) -> tuple[Step, ...]:
-    """No DDP, then 1, 2, 4, … ranks of one node, then 2, 4, … nodes; the full size is always in it."""
+    """Return no DDP, then 1, 2, 4, … ranks of one node, then 2, 4, … nodes. The full size is always included."""
     steps = [Step(label="no ddp", nodes=1, ranks_per_node=1, ddp=False)]
     steps += [
         Step(label=f"1M/{ranks}G", nodes=1, ranks_per_node=ranks, ddp=True) for ranks in doubled(1, ranks_per_node)
@@ -110,7 +110,7 @@ def sweep(nodes: int, ranks_per_node: int) -> tuple[Step, ...]:
 
 
 def doubled(first: int, last: int) -> list[int]:
-    """first, 2·first, … and `last` itself; nothing where `last` is smaller."""
+    """Return first, 2·first, … and `last` itself, or an empty list if `last` is smaller."""
     found = []
     while first < last:
         found.append(first)
@@ -122,8 +122,10 @@ PERCENTILES = (50, 75, 90, 95)
 
 
 def table_lines(rows: Sequence[Measurement]) -> list[str]:
-    """A line per size: percentiles of seconds per iteration and examples per second of one device, and what is left of
-    the rate without DDP."""
+    """Return a line per size: percentiles of seconds per iteration and of examples per second of one device.
+
+    The last column is the remaining share of the rate without DDP.
+    """
     alone = next((row for row in rows if row.labels.get("label") == "no ddp"), None)
     lines = [" " * 22 + "".join(f"      {'sec/iter':>8}    {'ex/sec':>6}" for _ in PERCENTILES) + "      left"]
     for row in rows:
@@ -164,7 +166,7 @@ def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]
         spread = [row for row in rows if row.labels["parallel"] != "none"]
         if not spread:
             continue
-        if len(spread) == 1:  # one point is no curve
+        if len(spread) == 1:  # one point is not a curve
             made.append((f"{model}: examples per second and device, median", _ddp_bars(model, rows)))
             continue
         lines = []

@@ -1,7 +1,7 @@
-"""Output of nccl-tests (and rccl-tests) and of the oneCCL benchmark, read as records: their text.
+"""Read text output of nccl-tests (and rccl-tests) and of the oneCCL benchmark as records.
 
-Their text does not always say which collective ran, nor over how many ranks. Both are taken from where they are said,
-then from the ratio of busbw to algbw where only one answer fits, and asked for otherwise.
+The text does not always contain the collective or the number of ranks. Both are taken from the text if it has them.
+Otherwise they are computed from the ratio of busbw to algbw if only one answer fits. Otherwise the user must give them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _CCL_HEAD = re.compile(r"#bytes\s+(?:#?elem_count\s+)?#repetitions\s+t_min\[usec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Known:
-    """What the person who imports says about a run; None where the text has to say it."""
+    """Facts about a run from the user who imports it. None means that the text must contain the value."""
 
     op: str | None = None
     ranks: int | None = None
@@ -58,13 +58,13 @@ class Known:
 
 
 def looks_foreign(data: bytes) -> bool:
-    """Whether this is output of a benchmark that can be read here, rather than a record."""
+    """Whether this is output of a supported benchmark and not a record."""
     text = data.decode("utf-8", "replace")
     return HEADING.search(text) is not None or _CCL_HEAD.search(text) is not None
 
 
 def parse_foreign(data: bytes, known: Known, *, where: str) -> BenchRecord:
-    """The record of somebody else's benchmark. Raises where no result is in the text, or what it was cannot be told."""
+    """Return the record of another benchmark. Raises if the text has no result or does not identify the measurement."""
     text = data.decode("utf-8", "replace")
     if _CCL_HEAD.search(text):
         return _oneccl_text(text, known, where)
@@ -99,7 +99,7 @@ def _first(options: str) -> str:
 def _what(
     known: Known, program: str | None, devices: int | None, redop: str, ratios: list[float], where: str
 ) -> tuple[str, int]:
-    """Op and number of ranks: said, else from the program's name and its devices, else from busbw / algbw."""
+    """Return op and number of ranks: as given, or from the program's name and devices, or from busbw / algbw."""
     op = known.op or (_PROGRAMS.get(program) if program else None)
     ranks = known.ranks or devices
     ratio = sorted(ratios)[len(ratios) // 2] if ratios else None
@@ -129,7 +129,7 @@ def _what(
 
 
 def _row(told: dict[str, Any], time_us: float, wrong: int | None, ranks: int, nodes: int | None) -> Measurement:
-    """Bandwidths are computed anew from bytes and time, so that one formula holds for all records."""
+    """Make a row. Bandwidths are computed again from bytes and time, so that one formula holds for all records."""
     return Measurement(
         labels={**told, "ranks": ranks, "nodes": nodes or 1},
         samples={"time_s": (time_us / 1e6,)},
@@ -146,8 +146,10 @@ def _figures(told: Mapping[str, Any], time_us: float, ranks: int, formula: str) 
 
 
 def _together(rows: Sequence[Measurement]) -> Iterator[Measurement]:
-    """Rows that measured the same (a program run several times, or its cycles) as one with several samples: what
-    `compare` needs to tell a difference from noise."""
+    """Merge rows of the same measurement (a program run several times, or its cycles) into one with several samples.
+
+    `compare` needs several samples to distinguish a difference from noise.
+    """
     same: dict[tuple[object, ...], list[Measurement]] = {}
     for row in rows:
         same.setdefault(tuple(row.labels.values()), []).append(row)
@@ -167,7 +169,10 @@ def _together(rows: Sequence[Measurement]) -> Iterator[Measurement]:
 
 
 def _oneccl_text(text: str, known: Known, where: str) -> BenchRecord:
-    """Tables of `benchmark`: time only, so the bandwidths are ours. Elements per rank for gathers and scatters."""
+    """Read tables of `benchmark`. They contain only times, so windlass computes the bandwidths.
+
+    Element counts are per rank for gathers and scatters.
+    """
     rows: list[Measurement] = []
     op, ranks, with_count = known.op, known.ranks, True
     dtype = next(

@@ -17,19 +17,22 @@ from windlass.bench.runner import Bench, Part, PartResult
 from windlass.bench.train.options import LlmOptions, llama_size
 from windlass.bench.train.rows import decided_options, loss_remarks, row_of
 
-# As the published figures have it.
+# As in the published figures.
 _SEQUENCE = {"llama2-7b": 4096, "llama2-13b": 4096, "llama3-8b": 8192}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlmCaseOptions(LlmOptions):
-    """Options of the step, and of the matmul load after it (0: leave it out)."""
+    """Options of the step and of the matmul load after it (0: no load)."""
 
     ceiling: float = option(3.0, "seconds of matmul load; 0: leave it out", metavar="S")
 
 
 def usual_choices(asked: Mapping[str, Any], world_size: int) -> LlmCaseOptions:
-    """What was asked, and for what was not: the published sequence of the model, and how so many ranks share it."""
+    """Return the given options, with defaults for the others.
+
+    The defaults are the published sequence length of the model and a parallel mode for this number of ranks.
+    """
     model = asked.get("model", "tiny")
     parallel = "none" if world_size == 1 else "fsdp" if llama_size(model).parameters > 1e9 else "ddp"
     sequence = {"sequence": _SEQUENCE[model]} if model in _SEQUENCE else {}
@@ -37,7 +40,7 @@ def usual_choices(asked: Mapping[str, Any], world_size: int) -> LlmCaseOptions:
 
 
 def run(bench: Bench) -> BenchRecord:
-    usual_choices(bench.asked, 1)  # refuses what cannot be before a plan is made
+    usual_choices(bench.asked, 1)  # rejects invalid options before a plan is made
     nodes, ranks = bench.size()
     options = usual_choices(bench.asked, nodes * ranks)
     result = bench.run(part(options))
@@ -60,7 +63,7 @@ def rows_of(result: PartResult, options: LlmCaseOptions) -> list[Measurement]:
 
 
 def with_utilisation(row: Measurement, ceiling: dict[str, Any] | None, datasheet_tflops: float | None) -> Measurement:
-    """The row with its share of the ceiling measured in the same run, and of the datasheet's, each by its name."""
+    """Return the row with its share of the ceiling measured in the same run and of the datasheet's, each named."""
     figures = dict(row.figures)
     achieved = figures["tflops_6n"].value
     if ceiling is not None:

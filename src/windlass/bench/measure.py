@@ -1,7 +1,7 @@
-"""The formulas behind every derived figure, each with the name that is printed beside it. Pure: no torch, no I/O.
+"""The formulas of every derived figure, each with the name that is printed next to it. Pure: no torch, no I/O.
 
-Two tools that say "MFU 45 %" may mean figures 12 % apart, and "bandwidth" has two meanings in collectives. So a derived
-value is never a bare float here: it is a `Figure`, which carries the name of its formula and its unit.
+Two tools that print "MFU 45 %" may mean figures 12 % apart, and "bandwidth" has two meanings in collectives. So a
+derived value is never a bare float here. It is a `Figure`, which contains the name of its formula and its unit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BUS_FACTOR_OF_N: dict[str, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """A derived value with the formula that made it."""
+    """A derived value with its formula."""
 
     value: float
     unit: str
@@ -43,7 +43,7 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """What the samples say about themselves. `cv` is the standard deviation over the mean."""
+    """Statistics of the samples. `cv` is the standard deviation over the mean."""
 
     n: int
     mean: float
@@ -58,7 +58,7 @@ class Spread:
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """The value below which `percent` of the samples lie, with linear interpolation between neighbours."""
+    """Return the value below which `percent` of the samples are, with linear interpolation between neighbours."""
     if not samples:
         raise UsageError("a percentile of no samples", hint="measure at least one step")
     if not 0 <= percent <= 100:
@@ -71,7 +71,7 @@ def percentile(samples: Sequence[float], percent: float) -> float:
 
 
 def spread(samples: Sequence[float]) -> Spread:
-    """Median, percentiles and deviation of the samples; an error where there are none."""
+    """Return median, percentiles and deviation of the samples. Raises an error without samples."""
     if not samples:
         raise UsageError("the spread of no samples", hint="measure at least one step")
     mean = statistics.fmean(samples)
@@ -91,7 +91,7 @@ def spread(samples: Sequence[float]) -> Spread:
 
 
 def bus_factor(op: Collective, ranks: int) -> float:
-    """busbw / algbw of a collective over `ranks`, as nccl-tests defines it."""
+    """Return busbw / algbw of a collective over `ranks`, as nccl-tests defines it."""
     if op not in _BUS_FACTOR_OF_N:
         raise UsageError(f"no bus factor for {op!r}", hint=f"known: {', '.join(sorted(_BUS_FACTOR_OF_N))}")
     if ranks < 1:
@@ -102,36 +102,38 @@ def bus_factor(op: Collective, ranks: int) -> float:
 
 
 def algbw(size_bytes: int, time_s: float) -> Figure:
-    """Bytes over time. `size_bytes` is the total: what all ranks together hold for all_gather and its like."""
+    """Return bytes over time. `size_bytes` is the total of all ranks for all_gather and similar collectives."""
     _positive("time", time_s)
     return Figure(value=size_bytes / time_s / 1e9, unit="GB/s", formula="algbw = bytes/s")
 
 
 def busbw(op: Collective, size_bytes: int, time_s: float, ranks: int) -> Figure:
-    """What the links carry, comparable between numbers of ranks."""
+    """Return the bandwidth of the links, which is comparable between numbers of ranks."""
     factor = bus_factor(op, ranks)
     value = algbw(size_bytes, time_s).value * factor
     return Figure(value=value, unit="GB/s", formula=f"busbw = algbw*{_BUS_FACTOR_OF_N[op]}")
 
 
 def flops_6n(parameters: int, tokens: int) -> float:
-    """6·N·tokens: two operations per weight forward and four backward. N counts all parameters, attention is left
-    out."""
+    """6·N·tokens: two operations per weight forward and four backward.
+
+    N counts all parameters. Attention is not included.
+    """
     return 6.0 * parameters * tokens
 
 
 def flops_palm(parameters: int, tokens: int, *, layers: int, width: int, sequence: int) -> float:
-    """6·N·tokens + 12·L·h·s·tokens: adds attention as if it were not causal (PaLM, torchtitan, llm-foundry)."""
+    """6·N·tokens + 12·L·h·s·tokens: includes attention as if it were not causal (PaLM, torchtitan, llm-foundry)."""
     return (6.0 * parameters + 12.0 * layers * width * sequence) * tokens
 
 
 def flops_causal(parameters: int, tokens: int, *, layers: int, width: int, sequence: int) -> float:
-    """6·N·tokens + 6·L·h·s·tokens: attention counted causal, the half that is really computed."""
+    """6·N·tokens + 6·L·h·s·tokens: includes causal attention, the half that is really computed."""
     return (6.0 * parameters + 6.0 * layers * width * sequence) * tokens
 
 
 def tflops(operations: float, time_s: float, *, formula: str) -> Figure:
-    """Operations over time in TFLOP/s; `formula` names how the operations were counted."""
+    """Return operations over time in TFLOP/s. `formula` names how the operations were counted."""
     _positive("time", time_s)
     return Figure(value=operations / time_s / 1e12, unit="TFLOP/s", formula=formula)
 
@@ -142,19 +144,19 @@ def matmul_flops(m: int, n: int, k: int) -> float:
 
 
 def utilisation(achieved_tflops: float, ceiling_tflops: float, *, ceiling: str) -> Figure:
-    """Share of a ceiling, with the ceiling named: a datasheet and a measured product are not the same."""
+    """Return the share of a named ceiling, because a datasheet and a measured product differ."""
     _positive("ceiling", ceiling_tflops)
     return Figure(value=achieved_tflops / ceiling_tflops, unit="share", formula=f"achieved / {ceiling}")
 
 
 def rate(items: float, time_s: float, *, unit: str) -> Figure:
-    """Items per second, such as tokens/s or images/s."""
+    """Return items per second, such as tokens/s or images/s."""
     _positive("time", time_s)
     return Figure(value=items / time_s, unit=unit, formula=f"{unit} = items/time")
 
 
 def scaling_efficiency(rate_many: float, rate_one: float, factor: float) -> Figure:
-    """How much of perfect scaling is left when the same work runs on `factor` times as many devices."""
+    """Return the share of perfect scaling when the same work runs on `factor` times as many devices."""
     _positive("rate of one", rate_one)
     _positive("factor", factor)
     return Figure(value=rate_many / (rate_one * factor), unit="share", formula="rate(n) / (n*rate(1))")

@@ -1,4 +1,4 @@
-"""How a rank sends its results: messages in its standard output. Runs inside ranks: stdlib only."""
+"""Send the results of a rank as messages in its standard output. Runs inside ranks: standard library only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from windlass.node.sys import messages as frames
 
 
 class MessageWriter:
-    """Sends messages, each at once: what was measured before an interrupt is kept."""
+    """Send each message at once, so that an interrupt does not lose earlier measurements."""
 
     def __init__(self, out: int = 1) -> None:
         self._writer = frames.MessageWriter(0, out)  # the launcher labels the lines of ranks
@@ -21,7 +21,7 @@ class MessageWriter:
 
 
 class MessageReader(frames.MessageReader):
-    """Reads one rank's messages."""
+    """Read the messages of one rank."""
 
     def read_line(self, line: str) -> dict[str, Any] | None:
         message = super().read_line(line)
@@ -29,7 +29,7 @@ class MessageReader(frames.MessageReader):
 
 
 def messages(lines: Iterable[tuple[int, str]]) -> list[tuple[int, dict[str, Any]]]:
-    """All messages in the output of several ranks, as (rank, message), in the order in which they were completed."""
+    """Return all messages in the output of several ranks, as (rank, message), in the order of completion."""
     readers: dict[int, MessageReader] = {}
     found = []
     for rank, text in lines:

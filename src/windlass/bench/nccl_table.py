@@ -1,9 +1,9 @@
-"""The text of nccl-tests and rccl-tests, taken apart: tables, their rows, and what the lines around them say.
+"""Parse the text of nccl-tests and rccl-tests: tables, their rows, and the facts in the lines around them.
 
 Columns differ between versions (`error` or `#wrong`, with or without `root`, `copybw`, percentiles, a time stamp) and
-with options (in-place only), so they are taken from each table's own heading. A line that does not fit its heading, or
-whose bandwidth does not follow from its size and time, is an error with its number; only the last row of all may be
-cut off, as it is when the program was stopped, and is then left out.
+with options (in-place only), so they are taken from the heading of each table. A line that does not fit its heading, or
+whose bandwidth does not follow from its size and time, is an error with its number. Only the last row of all may be cut
+off, because the program may have been stopped. Such a row is omitted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from windlass.errors import ConfigError
 
 HEADING = re.compile(r"^[^\n{#]{0,40}#\s+size\s+count\s[^\n]*\balgbw\s+busbw\b", re.MULTILINE)
 _LABELLED = re.compile(r"\A(?:\[ *\d+\]|\s*\d+:) ?")
-"""What `windlass run` and `srun --label` write before the line of a rank."""
+"""The prefix of a rank's line in the output of `windlass run` and `srun --label`."""
 _ROW = re.compile(r"\A\s*\d+\s+\d+\s+[A-Za-z]")
 _TORN_ROW = re.compile(r"\A\s+\d+(\s+\d+)?\s*\Z")
 _DEVICE = re.compile(r"#\s*Rank\s+(\d+).*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)")
@@ -26,12 +26,12 @@ _PROGRAM = re.compile(r"# Collective test starting: (\w+?)_perf")
 _LIBRARY = re.compile(r"\b(NCCL|RCCL) version\s*:?\s+(\S+)")
 _STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 _INPLACE_GAP = " " * 24
-"""Stands before the times of a row whose out-of-place half was not measured."""
+"""The gap before the times of a row whose out-of-place half was not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timed:
-    """One half of a row: out-of-place or in-place. `wrong` is None where the table does not count wrong elements."""
+    """One half of a row: out-of-place or in-place. `wrong` is None if the table does not count wrong elements."""
 
     placement: str
     time_us: float
@@ -52,7 +52,7 @@ class Row:
 
 @dataclass(kw_only=True, slots=True)
 class Table:
-    """The rows under one heading; `program` is what the lines before it call the collective, as in `all_reduce`."""
+    """The rows under one heading. `program` is the collective from the lines before it, for example `all_reduce`."""
 
     program: str | None
     rows: list[Row] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Text:
-    """All of one output. `seats` are host and device by rank, empty where they are not printed."""
+    """The complete output. `seats` holds host and device by rank, and is empty if they are not printed."""
 
     tables: tuple[Table, ...]
     seats: dict[int, tuple[str, str]]
@@ -70,7 +70,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Names of a heading: those before the first time, and those of each half; one half alone is the in-place one."""
+    """The names of a heading: those before the first time, and those of each half. A single half is in-place."""
 
     lead: tuple[str, ...]
     halves: tuple[tuple[str, ...], ...]
@@ -78,7 +78,7 @@ class _Columns:
 
 
 def parse_text(text: str, where: str) -> Text:
-    """Raises `ConfigError` where there is no result, or a line that cannot be right."""
+    """Parse the text. Raises `ConfigError` if there is no result, or a line that cannot be right."""
     tables: list[Table] = []
     seats: dict[int, tuple[str, str]] = {}
     library: dict[str, str] = {}
@@ -146,7 +146,7 @@ def _columns(line: str, where: str) -> _Columns:
 
 
 def _row(line: str, columns: _Columns) -> Row | str:
-    """The row, or in words what is wrong with the line."""
+    """Return the row, or a phrase that states what is wrong with the line."""
     if columns.stamp:
         line = re.sub(rf"\s+{_STAMP}\s*\Z", "", line)
     words = line.split()
@@ -185,7 +185,7 @@ def _half(words: dict[str, str], placement: str, size_bytes: int) -> Timed | str
     if time_us <= 0:
         return "a time that is not positive"
     computed = size_bytes / time_us / 1e3
-    # Both are rounded as printed: times to two to five digits, bandwidths to two after the point or fewer.
+    # Both are rounded in the output: times to two to five digits, bandwidths to two or fewer decimals.
     if abs(computed - algbw) > 0.006 + _rounding(words["time"]) * computed + _rounding(words["algbw"]) * algbw:
         return f"{size_bytes} bytes in {words['time']} us are {computed:.2f} GB/s, not {words['algbw']}"
     if busbw > 2 * algbw + 0.02 + 2 * _rounding(words["algbw"]) * algbw:
@@ -207,7 +207,7 @@ def _number(word: str) -> float:
 
 
 def _rounding(word: str) -> float:
-    """How far a printed number can be from the true one, as a share of it."""
+    """Return how far a printed number can be from the true one, as a share of it."""
     mantissa = re.split("[eE]", word)[0]
     digits = len(mantissa.partition(".")[2])
     value = float(mantissa)

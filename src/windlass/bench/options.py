@@ -1,7 +1,7 @@
-"""The options of a case, declared once: a frozen dataclass whose fields say what the command line shows.
+"""The options of a case, declared once: a frozen dataclass whose fields define the command line.
 
-The command line is made from the fields, the ranks get the value as one JSON argument. What was not asked keeps the
-default of the class; a value that cannot be is refused by the class itself. Runs inside ranks: stdlib only.
+The command line is made from the fields. The ranks get the values as one JSON argument. An option that was not given
+keeps the default of the class. The class itself rejects invalid values. Runs inside ranks: standard library only.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ T = TypeVar("T")
 
 
 def option(default: Any, help: str | None = None, **more: Any) -> Any:
-    """A field of an options class with its line of help. `more`: metavar, choices, positional (a word without a flag),
-    switch (a flag that is off and has a --no- form too), hidden (not on the command line)."""
+    """Declare a field of an options class with its help line.
+
+    `more`: metavar, choices, positional (an argument without a flag), switch (a flag that is off and also has a --no-
+    form), hidden (not on the command line).
+    """
     return field(default=default, metadata={"help": help, **more})
 
 
 def add_options(parser: Any, kind: type, *, without: Collection[str] = ()) -> None:
-    """One argument for each field. Those in `without` belong to somebody else's part of the command line."""
+    """Add one argument for each field. Fields in `without` belong to another part of the command line."""
     types = get_type_hints(kind)
     for one in fields(kind):
         if one.name not in without and not one.metadata.get("hidden"):
@@ -32,7 +35,10 @@ def add_options(parser: Any, kind: type, *, without: Collection[str] = ()) -> No
 
 
 def _argument(hint: Any, one: Field[Any]) -> dict[str, Any]:
-    """What argparse is told about a field. It has no default there: what was not said keeps that of the class."""
+    """Return the argparse arguments of a field.
+
+    They contain no default, because an option that was not given keeps the default of the class.
+    """
     told = one.metadata
     kind = next(part for part in (get_args(hint) if NoneType in get_args(hint) else (hint,)) if part is not NoneType)
     named: dict[str, Any] = {"help": told.get("help")}
@@ -47,22 +53,22 @@ def _argument(hint: Any, one: Field[Any]) -> dict[str, Any]:
 
 
 def asked(args: argparse.Namespace, kind: type) -> dict[str, Any]:
-    """What was said on the command line, by the names of the fields."""
+    """Return the values from the command line, by field name."""
     names = {one.name for one in fields(kind)}
     return {name: value for name, value in vars(args).items() if name in names and value is not None}
 
 
 def as_values(options: Any) -> dict[str, Any]:
-    """Plain values, for a record or a rank. None stays: the ranks decide."""
+    """Return plain values, for a record or a rank. None is kept, because the ranks decide about it."""
     return asdict(options)
 
 
 def to_argument(options: Any, **more: Any) -> str:
-    """The one argument of a rank program."""
+    """Return the one argument of a rank program."""
     return json.dumps(as_values(options) | more, separators=(",", ":"))
 
 
 def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
-    """The options that `as_values` wrote down; names of no field are left out."""
+    """Return the options from values of `as_values`. Names that are not fields are ignored."""
     types = get_type_hints(kind)
     return kind(**{name: value for name, value in values.items() if name in types})

@@ -1,4 +1,4 @@
-"""What a person sees of a benchmark while it runs: the progress of its first rank."""
+"""The terminal output of a running benchmark: the progress of its first rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STEP = re.compile(r"\A(?:warm-up|step) \d+/\d+\Z")
 
 
 class BenchView(OutputView):
-    """What a person sees of the ranks of a benchmark: progress of the first one. All of it is in the run folder."""
+    """Show the progress of the first rank. The complete output is in the run directory."""
 
     def __init__(self, err: TextIO, progress: Progress) -> None:
         super().__init__(frozenset({0}), err, err)
@@ -22,7 +22,7 @@ class BenchView(OutputView):
         self._held: list[str] = []
 
     def shows(self, rank: int | None) -> bool:
-        return False  # so that the last lines of a rank that failed are repeated
+        return False  # so that the last lines of a failed rank are repeated
 
     def line(self, rank: int, text: str) -> None:
         if rank != 0:
@@ -35,7 +35,10 @@ class BenchView(OutputView):
             self._progress.show(text)
 
     def note(self, text: str) -> None:
-        """Words about an interrupt are shown at once. Those about the end wait: the ranks may have told it better."""
+        """Show messages about an interrupt at once.
+
+        Hold messages about the end, because ranks may report it in more detail.
+        """
         if text.startswith("windlass: SIG"):
             self._progress.clear()
             super().note(text)
@@ -43,7 +46,7 @@ class BenchView(OutputView):
             self._held.append(text)
 
     def release(self) -> None:
-        """Show what was held back."""
+        """Show the held messages."""
         self._progress.clear()
         for text in self._held:
             super().note(text)

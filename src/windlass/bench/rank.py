@@ -1,4 +1,4 @@
-"""What every rank program does around its work: who it is, what it says first, how it reports an error and ends."""
+"""Common code of all rank programs: identity, first message, error report and exit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import windlass
 from windlass.bench.messages import MessageWriter
 from windlass.errors import MachineError, WindlassError
 
-# What decides the speed of collectives and threads. Everything else stays unsaid: an environment holds secrets.
+# Variables that influence the speed of collectives and threads. All others are omitted, because an environment can
+# contain secrets.
 _ALLOWED = re.compile(
     r"\A(NCCL_|RCCL_|CCL_|FI_|GLOO_|UCX_|HSA_|ZE_|ROCR_VISIBLE|HIP_VISIBLE|CUDA_VISIBLE|CUDA_DEVICE_(MAX|ORDER)|MIOPEN_"
     r"|MPICH_|OMP_(NUM|PROC|PLACES)|MKL_NUM|KMP_|TORCH_NCCL_|TORCH_CUDNN_|PYTORCH_\w*ALLOC_CONF|NVIDIA_TF32)"
@@ -25,7 +26,7 @@ _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """Who this process is among the ranks, and where they meet (None: without a launcher)."""
+    """The identity of this process among the ranks, and their rendezvous (None: without a launcher)."""
 
     rank: int
     size: int
@@ -39,7 +40,7 @@ class World:
 
 
 def read_world(environ: Mapping[str, str] | None = None) -> World:
-    """From the variables that every torch launcher sets; alone where there are none."""
+    """Read the variables that every torch launcher sets. Without them, return a single rank."""
     env = os.environ if environ is None else environ
     port = env.get("MASTER_PORT")
     return World(
@@ -52,12 +53,15 @@ def read_world(environ: Mapping[str, str] | None = None) -> World:
 
 
 def allowed_environment() -> dict[str, str]:
-    """The variables that decide the speed, none that may hold a secret."""
+    """Return the variables that influence the speed, without those that may contain a secret."""
     return {k: v for k, v in sorted(os.environ.items()) if _ALLOWED.match(k) and not _SECRET.search(k)}
 
 
 def software() -> dict[str, str | None]:
-    """Versions of everything that decides the speed; nothing of the environment's variables, which hold secrets."""
+    """Return the versions of all software that influences the speed.
+
+    It contains no environment variables, because they can contain secrets.
+    """
     import torch
 
     cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
@@ -72,7 +76,7 @@ def software() -> dict[str, str | None]:
 
 
 def about_torch(device: Any, backend: str | None) -> dict[str, Any]:
-    """Device and software of this rank, for the record."""
+    """Return device and software of this rank, for the record."""
     versions = software()
     if device.kind == "cuda" and backend == "nccl":
         import torch
@@ -92,7 +96,7 @@ def about_torch(device: Any, backend: str | None) -> dict[str, Any]:
 
 
 def run_program(program: str, values: dict[str, Any]) -> int:
-    """Run a rank's program to its end and return its exit code. A Python without torch is told of in a sentence."""
+    """Run a rank's program and return its exit code. A Python without torch gives a clear error message."""
     try:
         code: int = import_module(f"windlass.bench.{program}.rank").main(values)
         return code
@@ -111,7 +115,7 @@ def _without_torch(_: MessageWriter) -> None:
 
 
 def guarded(work: Callable[[MessageWriter], None]) -> int:
-    """Run a rank's work; an expected failure is sent as a message, and its exit code returned."""
+    """Run a rank's work. Send an expected failure as a message and return its exit code."""
     out = MessageWriter()
     try:
         work(out)
@@ -127,8 +131,10 @@ def write_error(error: WindlassError) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process now. Everything is said and the groups are closed; what is left are threads of gloo, which on a
-    busy machine abort three of a hundred ranks that end in the usual way."""
+    """End this process now, after all messages are sent and the groups are closed.
+
+    Only threads of gloo remain. On a busy machine they abort three of a hundred ranks that exit in the usual way.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

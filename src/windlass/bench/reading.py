@@ -1,5 +1,7 @@
-"""Reads what `report`, `compare` and `reference` are given: a record of any case and version, a run folder with one, or
-the output of somebody else's benchmark."""
+"""Read the inputs of `report`, `compare` and `reference`.
+
+An input is a record of any case and version, a run directory with a record, or the output of another benchmark.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,10 @@ _NOT_WHOLE = (msgspec.ValidationError, LookupError, TypeError, ValueError, Arith
 
 
 def read_record(path: str | Path, known: Known | None = None) -> BenchRecord:
-    """The record at `path`, or in standard input where that is `-`; of a folder, its record.json, or what the ranks of
-    that run printed. Errors name the file."""
+    """Return the record at `path`, or the record in standard input if `path` is `-`.
+
+    For a directory, read its record.json, or the output of the ranks of that run. Errors name the file.
+    """
     if str(path) == "-":
         return _record_in(sys.stdin.buffer.read(), known or Known(), where="standard input")
     file = Path(path).expanduser()
@@ -48,8 +52,10 @@ def _record_in(data: bytes, known: Known, *, where: str) -> BenchRecord:
 
 
 def _printed(folder: Path, known: Known) -> BenchRecord:
-    """The table in the output of a run, as of nccl-tests under `windlass run`. The plan knows how many nodes there
-    were, which the table may not."""
+    """Read the table in the output of a run, for example of nccl-tests under `windlass run`.
+
+    The plan contains the number of nodes, which the table may lack.
+    """
     plan = read_plan(folder)
     text = "\n".join(line for _, line in rank_logs(plan, folder).lines(None))
     data = text.encode("utf-8", "surrogateescape")
@@ -67,7 +73,7 @@ class _Head(msgspec.Struct):
 
 
 def record_from_json(data: bytes, *, where: str) -> BenchRecord:
-    """The record in `data`. A torn text, another kind and a newer version are errors that name `where`."""
+    """Return the record in `data`. Truncated text, another kind or a newer version raise errors that name `where`."""
     try:
         head = msgspec.json.decode(data, type=_Head)
     except msgspec.ValidationError as error:
@@ -96,9 +102,11 @@ def record_from_json(data: bytes, *, where: str) -> BenchRecord:
 
 @contextmanager
 def showing(where: str) -> Iterator[None]:
-    """Around whatever makes tables, charts and verdicts of records at `where`: rows that lack what their case shows, or
-    hold something else in its place, are an error of the record. Records come from anybody, and every case has rows of
-    its own."""
+    """Turn errors of tables, charts and verdicts of records at `where` into errors of the record.
+
+    Such rows lack values that their case shows, or have values of another type. Records come from any source, and every
+    case has different rows.
+    """
     try:
         yield
     except _NOT_WHOLE as error:

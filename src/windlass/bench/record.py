@@ -1,4 +1,4 @@
-"""The record of a benchmark: samples, figures with their formulas, what ran where. Versioned JSON."""
+"""The record of a benchmark: samples, figures with their formulas, software and placement. Versioned JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Label = str | int | float | bool | None
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One row of a record. `labels` say what was measured; `wrong` counts wrong elements (None: not checked)."""
+    """One row of a record. `labels` identify the measurement. `wrong` counts wrong elements (None: not checked)."""
 
     labels: dict[str, Label]
     samples: dict[str, tuple[float, ...]] = {}
@@ -29,7 +29,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class RankLocation(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one rank really ran."""
+    """The real location of one rank."""
 
     rank: int
     host: str
@@ -38,7 +38,7 @@ class RankLocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """What ran where. The largest launch, where a benchmark had several."""
+    """Where the ranks ran. If a benchmark had several launches, the largest one."""
 
     site: str = ""
     nodes: int = 1
@@ -56,7 +56,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BenchRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One benchmark from its command to its figures. `complete` is false where it was stopped or a part failed."""
+    """One benchmark from its command to its figures. `complete` is false if it was stopped or a part failed."""
 
     record: str
     version: int
@@ -79,7 +79,7 @@ class BenchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """One line that says what this is: case, machine, size, state."""
+        """One line that describes the record: case, machine, size, state."""
         each = self.where.ranks_per_node
         device = str(self.device.get("name") or ("rank" if each == 1 else "ranks"))
         size = f"{counted(self.where.nodes, 'node')} x {each}"

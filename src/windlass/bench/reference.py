@@ -1,4 +1,4 @@
-"""Published figures as data: read, chosen by device, and shown. Verdicts about a record are in `verdict`."""
+"""Published figures as data: read, select by device, and show. The module `verdict` judges records."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ class _Closed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Citation(_Closed, frozen=True, kw_only=True):
-    """Where a figure was published, and when somebody read it there."""
+    """Where a figure was published, and the date when it was read there."""
 
     where: str
     checked: str
 
 
 class Bandwidth(_Closed, frozen=True, kw_only=True):
-    """Bus bandwidth in GB/s. `transport` tells a normal figure from one that shows a fault (tcp, roce-bad); `limit`:
-    what a health check demands at least, not what was seen."""
+    """Bus bandwidth in GB/s.
+
+    `transport` distinguishes a normal figure from one that shows a fault (tcp, roce-bad). `limit`: the minimum of a
+    health check, not a measured value.
+    """
 
     system: str
     device: str
@@ -77,7 +80,7 @@ class Ceiling(_Closed, frozen=True, kw_only=True):
 
 
 class Rate(_Closed, frozen=True, kw_only=True):
-    """Samples or tokens per second and device of a training run. `labels`: what else a row must say to be compared."""
+    """Samples or tokens per second and device of a training run. `labels`: further labels that a row must have."""
 
     case: str
     model: str
@@ -103,7 +106,7 @@ class Sample(_Closed, frozen=True, kw_only=True):
 
 
 class References(_Closed, frozen=True, kw_only=True):
-    """One file of figures, or several together."""
+    """The figures of one file, or of several files together."""
 
     sources: dict[str, Citation] = {}
     bandwidth: tuple[Bandwidth, ...] = ()
@@ -117,7 +120,7 @@ _TABLES = ("bandwidth", "latency", "device", "rate", "sample")
 
 
 def load_references(config_dir: Path | None = None) -> References:
-    """The built-in figures, and those of the user's files `references/*.toml`."""
+    """Load the built-in figures and those of the user's files `references/*.toml`."""
     files = sorted(_DATA.glob("*.toml"))
     if config_dir is not None:
         files += sorted((config_dir.expanduser() / "references").glob("*.toml"))
@@ -156,24 +159,24 @@ def _joined(one: References, two: References) -> References:
 
 
 def is_device(reference: str, name: str) -> bool:
-    """Whether a device's own name ("NVIDIA GH200 120GB") is one of this kind. GH200 is not an H200."""
+    """Whether a device name ("NVIDIA GH200 120GB") is of this kind. GH200 is not an H200."""
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(reference)}(?![A-Za-z0-9])", name, re.IGNORECASE) is not None
 
 
 def ceiling_of(references: References, name: str, kind: str) -> Ceiling | None:
-    """The ceiling of the most exactly named device that fits."""
+    """Return the ceiling of the matching device with the most exact name."""
     fitting = [one for one in references.device if one.type == kind and is_device(one.name, name)]
     return max(fitting, key=lambda one: len(one.name), default=None)
 
 
 def datasheet_tflops(name: str, kind: str) -> float | None:
-    """The vendor's dense rate for this device and type, where it is known."""
+    """Return the vendor's dense rate for this device and type, or None if it is unknown."""
     found = ceiling_of(load_references(), name, kind)
     return found.datasheet if found else None
 
 
 def reference_lines(case: str, references: References, device: str | None = None) -> list[str]:
-    """The published figures of a case as a table, each with its source."""
+    """Return the published figures of a case as a table, each with its source."""
     if case not in CASES:
         raise unknown_name("case", case, CASES)
     table = {"collectives": _bandwidth_lines, "matmul": _ceiling_lines, "io": _sample_lines}.get(case)

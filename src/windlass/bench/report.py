@@ -1,4 +1,4 @@
-"""A record as text for people or as one HTML page, whatever its case."""
+"""Show a record of any case as text or as one HTML page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from windlass.model.finding import findings_html
 
 
 def about_lines(record: BenchRecord) -> list[str]:
-    """Where and with what it ran, in a few lines."""
+    """Return where and with which software it ran, in a few lines."""
     where = record.where
     lines = [record.title]
     if record.imported_from:
@@ -33,7 +33,7 @@ def about_lines(record: BenchRecord) -> list[str]:
 
 
 def end_lines(record: BenchRecord, findings: Sequence[str]) -> list[str]:
-    """What stands under a table: skipped sizes, remarks, and the findings as the caller rendered them."""
+    """Return the lines below a table: skipped sizes, remarks, and the findings as the caller rendered them."""
     lines = [f"skipped: {line}" for line in record.skipped]
     lines += [f"remark: {line}" for line in record.remarks]
     if not record.complete:
@@ -47,7 +47,7 @@ def text(record: BenchRecord, findings: Sequence[str]) -> str:
 
 
 def page(records: Sequence[BenchRecord], references: References) -> str:
-    """One page about these records."""
+    """Return one page about these records."""
     title = records[0].title if len(records) == 1 else f"{len(records)} benchmark records"
     return whole_page(title, [_section(record, references, alone=len(records) == 1) for record in records])
 

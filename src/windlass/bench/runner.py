@@ -1,4 +1,4 @@
-"""Runs the parts of a benchmark, each one launch of ranks as `windlass run` makes it, and gathers what they sent."""
+"""Run the parts of a benchmark, each as one launch of ranks like `windlass run`, and collect their messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAX_LOCATIONS = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """One launch: a rank program with its options as JSON, at a size (None: as the request says)."""
+    """One launch: a rank program with its options as JSON, at a size (None: the size of the request)."""
 
     name: str
     program: str
@@ -48,7 +48,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartResult:
-    """What came of a part: the plan, how it ended, and the messages of its ranks."""
+    """The result of a part: the plan, the run record, and the messages of its ranks."""
 
     part: Part
     plan: Plan
@@ -88,13 +88,13 @@ class Bench:
     failed: list[str] = field(default_factory=list)
 
     def options_as(self, kind: type[T]) -> T:
-        """What was asked, as the options of a case; they are part of the record. Raises `UsageError`."""
+        """Return the given values as the options of a case. They are part of the record. Raises `UsageError`."""
         options = kind(**self.asked)
         self.options |= as_values(options)
         return options
 
     def size(self, *, nodes: int | None = None, ranks_per_node: int | None = None) -> tuple[int, int]:
-        """Nodes and ranks per node that a plan would choose here, now; an error where the asked size cannot be."""
+        """Return nodes and ranks per node that a plan would choose now. Raises an error if the size is not possible."""
         request = self.request
         asked = {"nodes": nodes or request.nodes, "ranks_per_node": ranks_per_node or request.ranks_per_node}
         request = msgspec.structs.replace(request, **asked)
@@ -102,8 +102,11 @@ class Bench:
         return plan.nodes, plan.ranks_per_node
 
     def run(self, part: Part, *, alone: bool = True) -> PartResult | None:
-        """Run one part. None where it was interrupted before it began. An error that a rank sent is raised here, in
-        the words of the rank; a part of several (`alone` false) that fails is kept as a remark instead."""
+        """Run one part. Return None if it was interrupted before it began.
+
+        An error that a rank sent is raised here with the message of the rank. If one of several parts (`alone` false)
+        fails, the failure is kept as a remark instead.
+        """
         if not self.results:
             self._claim_folder()
         path = self.folder if alone else self.folder / part.name
@@ -133,7 +136,7 @@ class Bench:
         except WindlassError:
             shutil.rmtree(folder.path, ignore_errors=True)
             with suppress(OSError):
-                self.folder.rmdir()  # where nothing else is in it
+                self.folder.rmdir()  # only if it is empty
             raise
         finally:
             self.progress.clear()
@@ -146,7 +149,7 @@ class Bench:
         return result
 
     def _claim_folder(self) -> None:
-        """A folder of our own: of two benchmarks that begin in the same second, each gets one."""
+        """Create a separate directory, also for two benchmarks that begin in the same second."""
         if self.exact_folder:
             return
         first = self.folder
@@ -178,7 +181,7 @@ class Bench:
         return codes[0] if codes else 130 if self.interrupted else 1 if self.failed else 0
 
     def record(self, rows: Sequence[Measurement], *, remarks: Sequence[str] = ()) -> BenchRecord:
-        """The record of what was measured so far."""
+        """Return the record of the measurements so far."""
         largest = max(self.results, key=lambda o: o.plan.world_size, default=None)
         about = largest.about if largest else {}
         skipped = [message["text"] for result in self.results for message in result.of_kind("skipped")]
@@ -204,7 +207,7 @@ class Bench:
 
 
 class RankError(WindlassError):
-    """What a rank said is wrong, told by the command that started it."""
+    """An error that a rank sent, raised by the command that started the rank."""
 
     def __init__(self, message: str, *, hint: str | None, code: int) -> None:
         super().__init__(message, hint=hint)
@@ -232,8 +235,10 @@ def _where(result: PartResult) -> Where:
 
 
 def checkout_commit() -> str | None:
-    """The commit of the checkout that windlass runs from, with `-dirty` where files differ from it; None where it is
-    an installed package."""
+    """Return the commit of the checkout that windlass runs from, with `-dirty` if files differ from it.
+
+    Returns None for an installed package.
+    """
     here = Path(windlass.__file__).resolve()
     top = here.parents[2]
     if not (top / ".git").exists():

@@ -31,8 +31,8 @@ SCALED: dict[str, tuple[type, Any]] = {
 
 
 def run(bench: Bench, case: str, counts: Sequence[int], *, by_nodes: bool) -> BenchRecord:
-    """Every size is planned before the first is measured: one that cannot be is refused at once."""
-    _options(case, bench.asked, 1)  # so are options that cannot be
+    """Plan every size before the first measurement, so that an impossible size is rejected at once."""
+    _options(case, bench.asked, 1)  # also rejects invalid options
     bench.options |= {"case": case, "sizes": list(counts)}
     each = bench.request.ranks_per_node or (bench.size()[1] if by_nodes else None)
     sizes = [(count, each) if by_nodes else (1, count) for count in counts]
@@ -57,7 +57,7 @@ def _options(case: str, asked: dict[str, Any], ranks: int) -> Any:
 
 
 def parse_counts(text: str, flag: str) -> tuple[int, ...]:
-    """`1,2,4,8`, smallest first and each once."""
+    """Parse `1,2,4,8`: smallest first, each number once."""
     try:
         counts = sorted({int(part) for part in text.split(",")})
     except ValueError:
@@ -68,8 +68,10 @@ def parse_counts(text: str, flag: str) -> tuple[int, ...]:
 
 
 def figure_of(case: str, rows: Sequence[Measurement]) -> tuple[Measurement, float, str] | None:
-    """The one row and rate per device by which a case is compared between sizes: busbw at the largest size, or the
-    training rate of a device."""
+    """Return the row and the rate per device that are compared between sizes.
+
+    This is busbw at the largest size, or the training rate of a device.
+    """
     if not rows:
         return None
     if case == "collectives":
@@ -81,10 +83,10 @@ def figure_of(case: str, rows: Sequence[Measurement]) -> tuple[Measurement, floa
 
 
 def scaled(case: str, measured: Sequence[tuple[Measurement, float, str]]) -> list[Measurement]:
-    """Measurements with total rate and efficiency against the smallest size."""
+    """Return measurements with total rate and efficiency relative to the smallest size."""
     if not measured:
         return []
-    # One rank moves nothing over a link: its busbw is 0, and nothing can be measured against it.
+    # One rank uses no link, so its busbw is 0 and cannot be the base of a comparison.
     first, least, _ = next((one for one in measured if one[1] > 0), measured[0])
     base = float(first.labels["ranks"] or 1)
     found = []

@@ -1,4 +1,4 @@
-"""Sizes as people write them: `64M`, `1K,1M,1G`, `1M:8G:2` (begin, end, factor), `1M:4M:+1M` (begin, end, step)."""
+"""Parse sizes: `64M`, `1K,1M,1G`, `1M:8G:2` (begin, end, factor), `1M:4M:+1M` (begin, end, step)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_SIZES = 4096
 
 
 def parse_size(text: str) -> int:
-    """Bytes of one size; K, M, G and T are powers of 1024, as in nccl-tests."""
+    """Return the bytes of one size. K, M, G and T are powers of 1024, as in nccl-tests."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB|B)?", text.strip(), re.IGNORECASE)
     if not match:
         raise UsageError(f"{text!r} is not a size", hint=_HINT)
@@ -23,7 +23,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """All sizes of a list or range, smallest first and each once. Raises `UsageError` for what is neither."""
+    """Return all sizes of a list or range, smallest first and each once. Raises `UsageError` for other text."""
     sizes: set[int] = set()
     for part in text.split(","):
         sizes.update(_range(part) if ":" in part else (parse_size(part),))

@@ -1,4 +1,4 @@
-"""How much memory a rank may take for its buffers, so that a size that does not fit is skipped and not killed."""
+"""The memory that a rank may use for its buffers. A size that does not fit is skipped, so no rank is killed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from windlass.node.sys.memory import memory_left
 
 
 def free_bytes(device: Any, local_ranks: int) -> int:
-    """Free memory of the device; of the node, divided by its ranks, where the device is the CPU."""
+    """Return the free memory of the device. For the CPU, return the node's free memory divided by its ranks."""
     if device.kind == "cpu":
         return memory_left() // max(1, local_ranks)
     import torch
@@ -16,5 +16,5 @@ def free_bytes(device: Any, local_ranks: int) -> int:
     module: Any = getattr(torch, device.kind)
     try:
         return int(module.mem_get_info()[0])
-    except (RuntimeError, AttributeError):  # some XPU drivers do not tell
+    except (RuntimeError, AttributeError):  # some XPU drivers do not report it
         return int(device.memory_bytes) - int(module.memory_reserved())

@@ -1,10 +1,10 @@
-"""The collectives as torch has them, each with inputs whose result is known and a count of wrong elements.
+"""The collectives of torch, each with inputs of known result and a count of wrong elements.
 
-Every element is a small whole number that depends on its index and its rank with a period of five, so the right answer
+Every element is a small whole number that depends on its index and its rank with a period of five. So the right answer
 of any collective is a table of five values, exact in every type.
 
-torch reduces and broadcasts in place only. Out of place is therefore a copy and then the collective, which is what a
-torch user pays; NCCL's own out-of-place call has no such copy.
+torch reduces and broadcasts only in place. Out of place is therefore a copy and then the collective, and a torch user
+pays for both. NCCL's own out-of-place call has no such copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BLOCK = _PERIOD << 19
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """What one measurement works with: the ranks, the reduction, and two buffers of `count` elements."""
+    """The inputs of one measurement: the ranks, the reduction, and two buffers of `count` elements."""
 
     rank: int
     ranks: int
@@ -36,7 +36,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """One collective on given buffers: `fill` the inputs, `call` it, count the `wrong` elements afterwards."""
+    """One collective on given buffers: `fill` the inputs, `call` it, and count the `wrong` elements afterwards."""
 
     fill: Callable[[], None]
     call: Callable[[], None]
@@ -44,8 +44,10 @@ class Operation:
 
 
 def share(op: str, count: int, ranks: int, element_bytes: int) -> tuple[int, int]:
-    """(elements in the larger buffer, elements that the call names), as nccl-tests rounds them: parts begin at
-    multiples of 16 bytes."""
+    """Return (elements in the larger buffer, elements that the call names), rounded as in nccl-tests.
+
+    Parts begin at multiples of 16 bytes.
+    """
     if op in {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}:
         part = count // ranks
         step = max(1, 16 // element_bytes)
@@ -55,12 +57,12 @@ def share(op: str, count: int, ranks: int, element_bytes: int) -> tuple[int, int
 
 
 def values(rank: int, start: int) -> list[int]:
-    """Five values that a rank's elements have from `start` on, again and again."""
+    """Return the five values that repeat in a rank's elements from `start`."""
     return [((start + index) * 7 + rank * 3) % _PERIOD for index in range(_PERIOD)]
 
 
 def reduced(ranks: int, start: int, redop: str) -> list[float]:
-    """The five values after a reduction over all ranks."""
+    """Return the five values after a reduction over all ranks."""
     columns = list(zip(*(values(rank, start) for rank in range(ranks)), strict=True))
     if redop == "avg":
         return [sum(column) / ranks for column in columns]
@@ -69,7 +71,7 @@ def reduced(ranks: int, start: int, redop: str) -> list[float]:
 
 
 def fill_with(tensor: Any, table: list[Any]) -> None:
-    """The table over and over."""
+    """Fill the tensor with repetitions of the table."""
     import torch
 
     block = torch.tensor(table, dtype=torch.float64 if tensor.device.type == "cpu" else torch.float32)
@@ -81,7 +83,7 @@ def fill_with(tensor: Any, table: list[Any]) -> None:
 
 
 def count_wrong(tensor: Any, table: list[float], ranks: int) -> int:
-    """Elements that differ from the table by more than rounding explains."""
+    """Count the elements that differ from the table by more than rounding explains."""
     import torch
 
     if tensor.numel() == 0:
@@ -106,7 +108,7 @@ def count_wrong(tensor: Any, table: list[float], ranks: int) -> int:
 
 
 def make_operation(op: str, placement: Placement, s: Setting) -> Operation | None:
-    """The collective on these buffers; None where it has no such placement."""
+    """Return the collective on these buffers, or None if it has no such placement."""
     makers = {
         "all_reduce": _all_reduce,
         "all_gather": _all_gather,
@@ -184,7 +186,7 @@ def _parts(tensor: Any, ranks: int) -> list[Any]:
 
 
 def _wrong_gathered(s: Setting) -> int:
-    """Part r holds what rank r sent: its own five values from the beginning."""
+    """Count wrong elements after a gather. Part r holds the five values of rank r from the beginning."""
     return sum(
         count_wrong(part, [float(v) for v in values(rank, 0)], s.ranks)
         for rank, part in enumerate(_parts(s.recv, s.ranks))
@@ -261,7 +263,7 @@ def _scatter(s: Setting, in_place: bool) -> Operation:
 
 
 def _sendrecv(s: Setting, in_place: bool) -> Operation | None:
-    """Everybody to the next, from the one before."""
+    """Send from every rank to the next rank, and receive from the previous one."""
     import torch.distributed as dist
 
     if in_place:

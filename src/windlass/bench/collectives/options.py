@@ -1,4 +1,4 @@
-"""What can be asked of `bench collectives`. Runs inside ranks: stdlib only."""
+"""The options of `bench collectives`. Runs inside ranks: standard library only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPS = (
     "scatter",
     "sendrecv",
 )
-# As nccl-tests names them, and as torch does.
+# The names in nccl-tests and in torch.
 DTYPES = {
     "float": "float32",
     "half": "float16",
@@ -35,7 +35,7 @@ REDOPS = ("sum", "avg", "min", "max")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectivesOptions:
-    """Which collectives, at which sizes, how often. Refuses what cannot be before anything starts."""
+    """The collectives, their sizes and the iterations. Rejects invalid values before anything starts."""
 
     op: str = option("all_reduce", f"all, or of {', '.join(OPS)}", metavar="LIST")
     sizes: str = option("auto", "64M; 1K,1M; 1M:8G:2 (default on devices)", metavar="RANGE")
@@ -65,7 +65,10 @@ class CollectivesOptions:
 
 
 def parse_ops(text: str) -> tuple[str, ...]:
-    """Names of collectives from a list; `all` are all of them. An unknown one is an error that names the nearest."""
+    """Return the collectives of a list.
+
+    `all` means all of them. The error for an unknown name suggests the nearest one.
+    """
     if text == "all":
         return OPS
     spelled = {"alltoall": "all_to_all", "allreduce": "all_reduce", "allgather": "all_gather", "bcast": "broadcast"}

@@ -1,4 +1,4 @@
-"""One rank of `bench collectives`: check each collective once, then time it; the first rank sends the rows."""
+"""One rank of `bench collectives`: check each collective once, then time it. The first rank sends the rows."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _join(backend: str, device: Any) -> None:
 
 
 def _try(bench: _Bench, op: str, backend: str) -> None:
-    """A tiny call of the op: a backend that lacks it says so now, before anything is measured."""
+    """Make a tiny call of the op, so that a backend without it fails now, before anything is measured."""
     import torch
 
     send, recv = (torch.zeros(64 * bench.world.size, dtype=bench.dtype, device=bench.device.torch) for _ in range(2))
@@ -117,7 +117,7 @@ def _measure_op(bench: _Bench, op: str, sizes: tuple[int, ...], *, done: int, to
 
     world, first = bench.world, bench.world.first
     room = _agreed_least(bench, free_bytes(bench.device, world.local_size))
-    # Two buffers, and a third in the backend's hands on the CPU (gloo copies what it scatters and gathers).
+    # Two buffers, and on the CPU a third one inside the backend (gloo copies the data that it scatters and gathers).
     buffers = 3 if bench.device.kind == "cpu" else 2
     fitting = [size for size in sizes if buffers * size + _SLACK_BYTES <= room]
     for size in sizes:
@@ -180,7 +180,7 @@ def _measure(
     for _ in range(iters):
         made.call()
         clock.mark()
-    # Six figures of a time are more than any clock here is good for, and the lines that carry them stay short.
+    # Six digits of a time exceed the accuracy of every clock used here, and the message lines stay short.
     means = (value / bench.world.size for value in _summed(bench, list(clock.intervals_s())))
     samples = [float(f"{mean:.6g}") for mean in means]
     if bench.world.first:

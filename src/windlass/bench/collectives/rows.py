@@ -1,4 +1,4 @@
-"""`bench collectives`: runs it, and makes rows from what the first rank sent."""
+"""Run `bench collectives` and make rows from the messages of the first rank."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ def rows_of(result: PartResult, options: CollectivesOptions) -> list[Measurement
 
 
 def measurement(sent: dict[str, Any], ranks: int, nodes: int) -> Measurement:
-    """A row of the record from a rank's message. The time is the mean over iterations and ranks, as nccl-tests has
-    it; the samples are means over ranks."""
+    """Make a row of the record from a rank's message.
+
+    The time is the mean over iterations and ranks, as in nccl-tests. The samples are means over ranks.
+    """
     mean = statistics.fmean(sent["time_s"])
     labels = {name: sent[name] for name in ("op", "bytes", "count", "type", "redop", "root", "placement")}
     return Measurement(
@@ -50,7 +52,7 @@ def measurement(sent: dict[str, Any], ranks: int, nodes: int) -> Measurement:
 
 
 def bandwidths(op: str, size_bytes: int, time_s: float, ranks: int) -> dict[str, Figure]:
-    """algbw and busbw of one measurement. With one rank nothing crosses a link: busbw is then 0, as in nccl-tests."""
+    """Return algbw and busbw of one measurement. With one rank no link is used, so busbw is 0, as in nccl-tests."""
     named = cast("measure.Collective", "alltoall" if op == "all_to_all" else op)
     return {
         "algbw": measure.algbw(size_bytes, time_s),
@@ -59,7 +61,7 @@ def bandwidths(op: str, size_bytes: int, time_s: float, ranks: int) -> dict[str,
 
 
 def wrong_remarks(rows: Iterable[Measurement]) -> list[str]:
-    """Words for results that are not right: bandwidth of wrong numbers is worth nothing."""
+    """Return remarks about wrong results. The bandwidth of wrong numbers is worthless."""
     return [
         f"{row.labels['op']} of {row.labels['bytes']} bytes {row.labels['placement']}: {row.wrong} wrong elements"
         for row in rows
@@ -68,8 +70,10 @@ def wrong_remarks(rows: Iterable[Measurement]) -> list[str]:
 
 
 def average_busbw(rows: Iterable[Measurement]) -> float:
-    """The plain mean of busbw over all sizes and both placements: what nccl-tests calls "Avg bus bandwidth". It depends
-    on the range of sizes, so it compares only runs over the same sizes."""
+    """Return the plain mean of busbw over all sizes and both placements ("Avg bus bandwidth" in nccl-tests).
+
+    It depends on the range of sizes, so it is comparable only between runs over the same sizes.
+    """
     return statistics.fmean(row.figures["busbw"].value for row in rows)
 
 
@@ -78,7 +82,7 @@ def ops_in(record: BenchRecord) -> list[str]:
 
 
 def squeezed(value: float, width: int) -> str:
-    """A number in so many characters: two decimals if they fit, else one, else none (nccl-tests' own rule)."""
+    """Format a number in `width` characters: two decimals if they fit, else one or none (the rule of nccl-tests)."""
     for decimals in (2, 1, 0):
         text = f"{value:.{decimals}f}"
         if len(text) <= width:
@@ -87,7 +91,7 @@ def squeezed(value: float, width: int) -> str:
 
 
 def time_text(value_us: float) -> str:
-    """Time in at most five figures, as the published tables show it: 105.9, 1074.3, 12174."""
+    """Format a time in at most five digits, as in the published tables: 105.9, 1074.3, 12174."""
     return f"{value_us:.1f}" if value_us < 10_000 else f"{value_us:.0f}" if value_us < 1e7 else f"{value_us:.1e}"
 
 
@@ -100,7 +104,7 @@ def _half(row: Measurement | None) -> str:
 
 
 def table_lines(rows: Sequence[Measurement]) -> list[str]:
-    """The table of one op: a line per size, both placements side by side."""
+    """Return the table of one op: a line per size, with both placements side by side."""
     lines = [
         f"# {'':10}  {'':12}  {'':8}  {'':6}  {'':6}  {'out-of-place':^31}  {'in-place':^31}".rstrip(),
         "#"
@@ -126,7 +130,7 @@ def table_lines(rows: Sequence[Measurement]) -> list[str]:
 
 
 def text(record: BenchRecord) -> str:
-    """All tables of a record, with the two lines that nccl-tests ends with."""
+    """Return all tables of a record, with the two final lines of nccl-tests."""
     lines: list[str] = []
     for op in ops_in(record):
         rows = [row for row in record.rows if row.labels["op"] == op]
@@ -150,7 +154,7 @@ def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]
     for op in dict.fromkeys(str(row.labels["op"]) for row in record.rows):
         rows = [row for row in record.rows if row.labels["op"] == op]
         nodes, ranks = rows[0].labels["nodes"], rows[0].labels["ranks"]
-        if ranks == 1:  # nothing crosses a link: a chart of zeros would say less than none
+        if ranks == 1:  # no link is used: omit a chart of zeros
             continue
         series = []
         for placement in ("out-of-place", "in-place"):

@@ -1,4 +1,4 @@
-"""What can be asked of `bench io`. Runs inside ranks: stdlib only."""
+"""The options of `bench io`. Runs inside ranks: standard library only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ FORMATS = ("files", "tar", "squashfs")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IoOptions:
-    """Which samples, in which formats, read how. `folder` is where a run keeps its samples, below `path`."""
+    """The samples, their formats and how to read them.
+
+    A run keeps its samples in `folder`, below `path`.
+    """
 
     path: str = option("", "a folder of the file system to measure", metavar="PATH", positional=True)
     samples: int = option(2000, "how many to read (default 2000)")

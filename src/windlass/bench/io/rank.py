@@ -1,7 +1,7 @@
-"""One rank of `bench io`: reads its share of many small samples from files, from a tar and from a squashfs image.
+"""One rank of `bench io`: read its share of many small samples from files, a tar and a squashfs image.
 
-The samples are written by the first rank below the path that is measured, and removed again. Cold means: the node was
-asked to drop their pages; a server's own cache cannot be emptied from here. Stdlib only.
+The first rank writes the samples below the measured path and removes them at the end. Cold means that the node was
+asked to drop their pages. The cache of a file server cannot be emptied from here. Standard library only.
 """
 
 from __future__ import annotations
@@ -78,17 +78,17 @@ class _Reader:
 
 
 def _end_orderly(number: int, _: FrameType | None) -> None:
-    """A request to stop must not leave a mount or the samples behind."""
+    """Exit on a stop request without leaving a mount or the samples behind."""
     raise SystemExit(128 + number)
 
 
 def sample_path(number: int) -> Path:
-    """Where a sample lies in the tree: folders of at most 500, as data sets have them."""
+    """Return the path of a sample in the tree. Directories hold at most 500 samples, as in real data sets."""
     return Path(f"{number // _PER_FOLDER:04d}") / f"{number:07d}.bin"
 
 
 def make_samples(folder: Path, samples: int, size: int, out: MessageWriter) -> None:
-    """The tree, the tar and the image. Every sample is different, so that no server can fold them together."""
+    """Write the tree, the tar and the image. Every sample is different, so that no server can deduplicate them."""
     try:
         folder.mkdir(parents=True)
         block = os.urandom(size)
@@ -100,7 +100,7 @@ def make_samples(folder: Path, samples: int, size: int, out: MessageWriter) -> N
             path.write_bytes((number.to_bytes(8, "little") + block)[:size])
         with tarfile.open(folder / "samples.tar", "w") as archive:
             archive.add(folder / "tree", arcname=".")
-        # Only written pages can be dropped. All at the end: the first of them makes the others cheap.
+        # Only written pages can be dropped. The fsyncs come at the end, because the first one makes the others cheap.
         for path in (folder / "samples.tar", *(folder / "tree" / sample_path(number) for number in range(samples))):
             with path.open("rb+") as stream:
                 os.fsync(stream.fileno())
@@ -116,7 +116,7 @@ def make_samples(folder: Path, samples: int, size: int, out: MessageWriter) -> N
 
 
 def _measure(reader: _Reader, out: MessageWriter) -> None:
-    """Two passes, cold and warm, over this rank's share in a random order."""
+    """Make two passes, cold and warm, over this rank's share in a random order."""
     options, world = reader.options, reader.world
     workers = options.workers or min(8, len(os.sched_getaffinity(0)))
     mine = list(range(world.rank, options.samples, world.size))
@@ -139,7 +139,7 @@ def _measure(reader: _Reader, out: MessageWriter) -> None:
 
 
 def _read_all(read: Callable[[int], bytes], mine: Sequence[int], size: int, workers: int) -> tuple[int, list[float]]:
-    """Read every sample with some threads; counts those that are not what was written."""
+    """Read every sample with some threads. Count the samples that differ from the written ones."""
 
     def one(number: int) -> tuple[bool, float]:
         start = time.perf_counter()
@@ -153,7 +153,7 @@ def _read_all(read: Callable[[int], bytes], mine: Sequence[int], size: int, work
 
 
 def _percentiles(times: list[float]) -> list[float]:
-    """A hundred of them say what a hundred thousand samples would."""
+    """Return up to a hundred percentiles. They carry the same information as a hundred thousand samples."""
     ordered = sorted(times)
     count = min(100, len(ordered))
     return [ordered[number * (len(ordered) - 1) // max(1, count - 1)] for number in range(count)]
@@ -161,7 +161,7 @@ def _percentiles(times: list[float]) -> list[float]:
 
 @contextmanager
 def _opened(reader: _Reader) -> Iterator[Callable[[int], bytes] | None]:
-    """How to read a sample of this format; None where this machine cannot."""
+    """Yield a function that reads a sample of this format, or None if this machine cannot read it."""
     folder = reader.folder
     if reader.form == "files":
         yield lambda number: (folder / "tree" / sample_path(number)).read_bytes()
@@ -175,14 +175,14 @@ def _opened(reader: _Reader) -> Iterator[Callable[[int], bytes] | None]:
 
 
 def _tar_offsets(archive: Path) -> dict[int, tuple[int, int]]:
-    """(size, offset) of every sample: what a loader's index holds."""
+    """Return (size, offset) of every sample, like the index of a data loader."""
     with tarfile.open(archive) as tar:
         return {int(Path(m.name).stem): (m.size, m.offset_data) for m in tar if m.isfile()}
 
 
 @contextmanager
 def _mounted(image: Path, reader: _Reader) -> Iterator[Path | None]:
-    """The image as a file system of this node, mounted by its first rank."""
+    """Mount the image on this node, by the node's first rank."""
     program = which("squashfuse_ll") or which("squashfuse")
     root = Path(tempfile.gettempdir()) / f"windlass-io-{os.getuid()}-{image.parent.name.rpartition('-')[2]}"
     usable = program is not None and Path("/dev/fuse").exists() and image.exists()
@@ -198,7 +198,7 @@ def _mounted(image: Path, reader: _Reader) -> Iterator[Path | None]:
 
 
 def unmount(root: Path) -> None:
-    """Take the mount away, even where somebody still looks at it."""
+    """Remove the mount, even if a process still uses it."""
     program = which("fusermount3") or which("fusermount") or "fusermount"
     with suppress(WindlassError):
         run_command((program, "-u", "-z", str(root)), timeout_s=30)
@@ -215,7 +215,7 @@ def _why_not() -> str:
 
 
 def _forget(reader: _Reader, mine: Sequence[int]) -> None:
-    """Ask the kernel to drop the pages of what is about to be read."""
+    """Ask the kernel to drop the pages of the files that will be read."""
     folder = reader.folder
     names = {"files": [folder / "tree" / sample_path(n) for n in mine], "tar": [folder / "samples.tar"]}
     for path in names.get(reader.form, [folder / "samples.squashfs"]):

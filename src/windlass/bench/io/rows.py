@@ -1,4 +1,4 @@
-"""`bench io`: runs it, makes rows of what a file system delivers to the ranks of a node, and shows them."""
+"""Run `bench io`, make rows of the rate that a file system delivers to the ranks of a node, and show them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(bench: Bench) -> BenchRecord:
 
 
 def _need(text: str | None) -> float | None:
-    """Samples per second and device, from a number or from the record of a benchmark of images."""
+    """Return samples per second and device, from a number or from the record of an image benchmark."""
     if text is None:
         return None
     try:
@@ -66,7 +66,7 @@ def _remarks(rows: list[Measurement]) -> list[str]:
 
 
 def rows_of(result: PartResult, *, sample_bytes: int, need_per_device: float | None) -> list[Measurement]:
-    """A row per format and pass, all ranks together: the slowest rank decides how long the samples took."""
+    """Return a row per format and pass for all ranks together. The slowest rank determines the time."""
     sent: dict[tuple[str, str], list[dict[str, object]]] = {}
     for one in result.of_kind("row"):
         sent.setdefault((str(one["format"]), str(one["pass"])), []).append(one)
@@ -106,7 +106,7 @@ def _measurement(
 
 
 PASS_LINE = 0.9
-"""MLPerf Storage's line for image models: the devices must be busy nine tenths of the time."""
+"""MLPerf Storage's threshold for image models: the devices must be busy nine tenths of the time."""
 
 
 def text(record: BenchRecord) -> str:
@@ -128,7 +128,7 @@ def text(record: BenchRecord) -> str:
 
 
 def feeds(row: Measurement) -> str:
-    """Whether this would keep the devices busy, in words."""
+    """Return a phrase that states whether this keeps the devices busy."""
     if "fed" not in row.figures:
         return ""
     share = row.figures["fed"].value

@@ -1,4 +1,4 @@
-"""What can be asked of `bench matmul`. Runs inside ranks: stdlib only."""
+"""The options of `bench matmul`. Runs inside ranks: standard library only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TYPES: tuple[MatmulType, ...] = ("bf16", "fp16", "tf32", "fp32", "fp8", "fp8_fas
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MatmulOptions:
-    """Which types, how large, and how long under load."""
+    """The types, the size, and the duration of the load."""
 
     types: str = option(",".join(TYPES), f"of {', '.join(TYPES)} (default: all)", metavar="LIST")
     size: int = option(0, "N x N x N (default: 8192; 1024 on the CPU)")

@@ -1,8 +1,8 @@
-"""The honest ceiling of a device: the rate of large matrix products on fresh random numbers, in each type it has.
+"""The realistic ceiling of a device: the rate of large matrix products on random numbers, in each type it has.
 
-A datasheet's rate is reached by no product; the share of *this* ceiling is what says how good a training step is.
-Products of zeros run faster than products of data and one cold product faster than a thousand hot ones, so the inputs
-are random and there are two figures: `burst`, the first products after a pause, and `sustained`, after seconds of load.
+No product reaches a datasheet's rate. So the share of *this* ceiling shows how good a training step is. Products of
+zeros run faster than products of data, and one cold product runs faster than a thousand hot ones. So the inputs are
+random and there are two figures: `burst`, the first products after a pause, and `sustained`, after seconds of load.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def measure_matmul(
     seconds: float = 3.0,
     samples: int = 10,
 ) -> MatmulResult:
-    """Time products of (m, k) by (k, n); an error where the device has no such type or no room for the operands."""
+    """Time products of (m, k) by (k, n).
+
+    Raises an error if the device does not have the type or has no memory for the operands.
+    """
     from windlass.bench.train.device import StepClock, allow_tf32, find_device, synchronize
 
     if kind not in TYPES:
@@ -108,5 +111,5 @@ def _product(kind: MatmulType, size: tuple[int, int, int], device: Any) -> Calla
 
 
 def default_side(device: Any, asked: int) -> int:
-    """The side of the matrices: what was asked, or what a device of this kind needs to show its rate."""
+    """Return the side of the matrices: the given size, or the size that this kind of device needs for its rate."""
     return asked or (8192 if device.kind != "cpu" else 1024)

@@ -1,4 +1,4 @@
-"""One rank of `bench matmul`: matrix products in every type the device has."""
+"""One rank of `bench matmul`: matrix products in every type of the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bench matmul`: runs it, makes a row for each type and rank, and shows them."""
+"""Run `bench matmul`, make a row for each type and rank, and show them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from windlass.bench.runner import Bench, Part
 
 
 def run(bench: Bench) -> BenchRecord:
-    """One rank, unless a size was asked."""
+    """Run with one rank, unless a size was given."""
     options = bench.options_as(MatmulOptions)
     one = None if bench.request.nodes or bench.request.ranks_per_node else 1
     part = Part(name="matmul", program="matmul", argument=to_argument(options), nodes=one, ranks_per_node=one)
@@ -27,7 +27,7 @@ def run(bench: Bench) -> BenchRecord:
 
 
 def matmul_measurement(raw: Mapping[str, Any], **labels: Label) -> Measurement:
-    """The row of one type."""
+    """Return the row of one type."""
     return Measurement(
         labels={"type": raw["type"], "m": raw["m"], "n": raw["n"], "k": raw["k"], **labels},
         samples={"burst_s": tuple(raw["burst_s"]), "sustained_s": tuple(raw["sustained_s"])},
@@ -36,7 +36,7 @@ def matmul_measurement(raw: Mapping[str, Any], **labels: Label) -> Measurement:
 
 
 def text(record: BenchRecord) -> str:
-    """Burst and sustained TFLOP/s of each type; the slowest and fastest rank where there are several."""
+    """Return burst and sustained TFLOP/s of each type, with the slowest and fastest rank if there are several."""
     name = record.device.get("name", "unknown device")
     lines = [
         f"matrix products on {name} [2*m*n*k, median]",
