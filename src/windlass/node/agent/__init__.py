@@ -1,1 +1,1 @@
-"""What runs on the node: standard library only, Python 3.9 or newer."""
+"""The agent that runs on each node. Standard library only, Python 3.9 or newer."""

@@ -1,7 +1,8 @@
-"""The cooperative cache as a service of the agent: one mount and one peer, ended with the agent whatever happens.
+"""The cooperative cache as a service of the agent: one mount and one peer process.
 
-It also writes the *front* of environments: scripts of `bin` name their interpreter by its own path in their first line,
-which would lead around the view, so the front has a few words of shell for each that start it with the view's.
+Both end with the agent, even if it is killed. The service also writes the *front* of environments. The scripts in `bin`
+name their interpreter by its original path in the first line. That path would bypass the view. The front therefore has
+a short shell script for each, which starts it with the interpreter of the view.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _CODE = (
     "windlass/node/__init__.py",
     *("windlass/node/%s/" % part for part in ("cache", "sys", "wire")),
 )
-"""What the two processes of the cache need of the file that travelled."""
+"""The modules of the bundle that the two processes of the cache need."""
 
 
 def make(node: NodeContext, settings: dict[str, Any]) -> CacheService:
@@ -70,14 +71,14 @@ class CacheService:
             mount=os.path.join(self.state_dir, "view"),
             store_dir=expand(told.get("store", "")),
             trace_in=self._own(told.get("trace_in", "")),
-            # One node writes the trace down: all see the same program start.
+            # Only one node writes the trace, because all nodes see the same program start.
             trace_out=told.get("trace_out", "") if first else "",
             owner_pids=self._node.owners or (os.getpid(),),
             **told.get("config", {}),
         )
 
     def _own(self, path: str) -> str:
-        """A path that differs from node to node where several nodes are on one machine (`bench start`)."""
+        """Return a path that differs between nodes when several nodes share one machine (`bench start`)."""
         return path.replace("{node}", str(self._node.number)) if self._settings.get("per_node") else path
 
     def news(self) -> list[str]:
@@ -103,7 +104,7 @@ class CacheService:
 
 
 def unpacked(bundle: str, folder: str) -> str:
-    """The cache's modules out of the file that travelled, compiled once for the two processes that run them."""
+    """Extract the cache's modules from the bundle, and compile them once for the two processes that run them."""
     with zipfile.ZipFile(bundle) as archive:
         modules = [name for name in archive.namelist() if name.startswith(_CODE)]
         archive.extractall(folder, modules)
@@ -120,7 +121,7 @@ _LOST = {
 
 
 def short(status: dict[str, Any]) -> dict[str, Any]:
-    """The figures of a node that are worth keeping after it is gone, small enough for one line."""
+    """Return the figures of a node that are kept after it ends, small enough for one line."""
     mount = status.get("mount", {})
     return {
         "host": status["host"],
@@ -141,8 +142,11 @@ def short(status: dict[str, Any]) -> dict[str, Any]:
 
 
 def reachable_hosts(hosts: tuple[str, ...], own: int) -> tuple[str, ...]:
-    """The hosts, with our own as the address to listen on. A node whose own name means loopback to itself alone, as
-    some systems write it into /etc/hosts, listens on all addresses: the others would not reach it there."""
+    """Return the hosts, with our own entry as the address to listen on.
+
+    On some systems /etc/hosts maps a node's name to loopback on that node only. Such a node listens on all addresses,
+    because the other nodes could not reach it on loopback.
+    """
     if len(hosts) == 1:
         return ("127.0.0.1",)
     try:
@@ -159,8 +163,11 @@ def reachable_hosts(hosts: tuple[str, ...], own: int) -> tuple[str, ...]:
 
 
 def write_front(folder: str, mount: str, front: dict[str, Any]) -> None:
-    """`front`: the prefix, its scripts with the interpreter they name, and, for a virtual environment whose base lies
-    in the view too, its configuration and the names of its parts."""
+    """Write the front of one environment.
+
+    `front` has the prefix and its scripts with the interpreter that they name. For a virtual environment whose base is
+    also in the view, it has the configuration and the names of the environment's parts.
+    """
     view = mount + front["prefix"]
     os.makedirs(os.path.join(folder, "bin"), mode=0o700, exist_ok=True)
     prefix = view
@@ -183,7 +190,7 @@ def write_front(folder: str, mount: str, front: dict[str, Any]) -> None:
 
 
 def write_hook(folder: str, mount: str, roots: Iterable[Root]) -> None:
-    """A start-up hook for the ranks' Python, which takes from the view what is named by its own path (`view_hook`)."""
+    """Write a start-up hook for the ranks' Python, which redirects original paths to the view (`view_hook`)."""
     pairs = [(os.fsdecode(root.view), os.fsdecode(root.real)) for root in roots]
     text = (pkgutil.get_data(__package__, "view_hook.py") or b"").decode()
     told = {'ROOTS: "list[tuple[str, str]]" = []': "ROOTS = %s" % ascii(pairs), 'VIEW = ""': "VIEW = %s" % ascii(mount)}
@@ -198,7 +205,7 @@ def _write(path: str, text: str, mode: int) -> None:
 
 
 def status(settings: dict[str, Any]) -> int:
-    """The status of all nodes, one message each. Run on node 0."""
+    """Send the status of all nodes, one message each. Run on node 0."""
     out = node_writer(settings)
     try:
         found = control.status(expand(settings["state"]), tree=True, timeout_s=5.0)

@@ -1,13 +1,13 @@
-"""The folder of a run's agents on a node: made, claimed by each agent, and gone with the last of them.
+"""Claim a directory for a run's agents on a node, and run the agent under a keeper.
 
-Its name holds the run's own random name, so nobody can be there before us. What killed agents of this user left, in
-this run's folder or in those of other runs beside it, is removed by the next agent, and only under its lock.
+The directory's name contains the run's random name, so no other user can create it first. Each agent claims it, and the
+last agent removes it. If agents of this user were killed, the next agent removes their files, and only while it holds
+the lock. This applies to this run's directory and to those of other runs next to it.
 
-Two processes hold the services of a node: the agent, which does the work, and the keeper above it, which waits.
-
-The launcher started the keeper and watches it; the agent is its child. Where the agent is killed (for memory, say), the
-keeper takes its place: mounts and caches stay, and it costs a warning. Where the keeper is killed, the agent goes on as
-long as the standard input is open. Only when both are gone do the services end by themselves.
+Two processes hold the services of a node. The agent does the work. The keeper is its parent and waits. The launcher
+started the keeper and watches it. If the agent is killed (for example by the OOM killer), the keeper takes over: mounts
+and caches remain, and the user sees a warning. If the keeper is killed, the agent continues as long as standard input
+is open. The services end by themselves only when both are dead.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ class AlreadyClaimedError(Exception):
 
 @contextlib.contextmanager
 def claimed(base: str, own: str, data: bytes) -> Iterator[str]:
-    """The agent's own folder, locked while it lives, with the travelled file in it; removed at the end. What killed
-    agents left is swept first. `AlreadyClaimedError` where an agent has it."""
+    """Claim the agent's directory, store the bundle in it, and remove the directory at the end.
+
+    The directory is locked while the agent lives. Directories of killed agents are removed first. Raises
+    `AlreadyClaimedError` if another agent holds the directory.
+    """
     sweep_other_runs(base)
     lock = _claim(base, own)
     try:
@@ -57,13 +60,13 @@ def _claim(base: str, own: str) -> int:
     while True:
         private_folder(base)
         try:
-            # One after the other: a folder between its making and its locking looks like one that was left.
+            # One agent at a time: a directory that was just created and is not locked yet looks like an abandoned one.
             gate = take_lock(os.path.join(base, "lock"), _GATE_S)
         except FileNotFoundError:
             continue
         try:
             if os.fstat(gate).st_nlink == 0:
-                continue  # the last agent before us took the folder away
+                continue  # the previous last agent removed the directory
             sweep(base)
             os.makedirs(own, mode=0o700, exist_ok=True)
             return take_lock(os.path.join(own, "lock"))
@@ -74,8 +77,11 @@ def _claim(base: str, own: str) -> int:
 
 
 def load_from(bundle: str) -> None:
-    """From now on modules come from the file on this node: what services start finds it by name, and not the copy in
-    this process's memory that the first modules came from."""
+    """Load modules from the bundle file on this node from now on.
+
+    Processes that services start find the bundle by its path. They cannot use the copy in this process's memory, from
+    which the first modules were loaded.
+    """
     first, sys.path[0] = sys.path[0], bundle
     for module in list(sys.modules.values()):
         folders = getattr(module, "__path__", None)
@@ -84,7 +90,7 @@ def load_from(bundle: str) -> None:
 
 
 def sweep(base: str) -> list[str]:
-    """Removes folders of agents that were killed: those whose lock nobody holds."""
+    """Remove directories of killed agents: those whose lock is free."""
     swept = []
     for entry in os.scandir(base):
         kind, _, rest = entry.name.partition(".")
@@ -99,7 +105,7 @@ def sweep(base: str) -> list[str]:
 
 
 def other_runs(base: str) -> list[str]:
-    """Folders of this user's other runs beside `base`, alive or not."""
+    """Return the directories of this user's other runs next to `base`, active or not."""
     above, name = os.path.split(base)
     named = _NAME.fullmatch(name)
     if named is None:
@@ -114,9 +120,9 @@ def other_runs(base: str) -> list[str]:
 
 
 def sweep_other_runs(base: str) -> None:
-    """Removes what killed agents of this user's other runs left on this node; caches see to their own, with mounts."""
+    """Remove the files of killed agents of this user's other runs. Caches clean up their own files and mounts."""
     for other in other_runs(base):
-        with contextlib.suppress(OSError):  # its agents are just coming, or going
+        with contextlib.suppress(OSError):  # its agents are starting or ending
             gate = take_lock(os.path.join(other, "lock"))
             try:
                 sweep(other)
@@ -129,7 +135,7 @@ def sweep_other_runs(base: str) -> None:
 
 
 def leave(base: str) -> None:
-    """Removes the folder where nothing is left in it."""
+    """Remove the directory if it is empty."""
     with contextlib.suppress(OSError):
         gate = take_lock(os.path.join(base, "lock"), _LEAVE_S)
         try:
@@ -147,7 +153,7 @@ _LOOK_EVERY_S = 10.0
 
 
 class Kept(NamedTuple):
-    """What became of the child. `was_up`: it had called `up` before."""
+    """The result of the child. `was_up`: it had called `up` before."""
 
     code: int
     killed_by: int
@@ -156,8 +162,10 @@ class Kept(NamedTuple):
 
 
 def run_kept(run: Callable[[Callable[[], None]], int], forwarded: Iterable[int]) -> Kept:
-    """Runs `run(up)` in a child to its end; signals of `forwarded` go to the child as well. Call it before there are
-    threads. The child never returns from here."""
+    """Run `run(up)` in a child process and wait for it. Forward the signals in `forwarded` to the child.
+
+    Call it before the process starts threads. The child never returns from this function.
+    """
     told, tell = os.pipe()
     asked: list[int] = []
     child = 0
@@ -169,7 +177,7 @@ def run_kept(run: Callable[[Callable[[], None]], int], forwarded: Iterable[int])
                 os.kill(child, number)
 
     before = {number: signal.signal(number, forward) for number in forwarded}
-    # A signal that came between the fork and the next line would be forwarded to nobody.
+    # Without this, a signal between the fork and the next line would not reach the child.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, before)
     child = os.fork()
     if child == 0:
@@ -197,8 +205,11 @@ def _say_up(tell: int) -> None:
 
 
 def _wait(child: int) -> int:
-    """Until the child has ended. Python runs handlers between its own steps: a signal that comes just before a call
-    that blocks would wait with it, so what blocks here is a read that every signal ends."""
+    """Wait until the child has ended.
+
+    Python runs signal handlers between bytecode instructions. A signal just before a blocking call would be handled
+    only after that call. The blocking call here is therefore a read that every signal interrupts.
+    """
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)

@@ -1,8 +1,8 @@
-"""A look at one node by a short program beside the ranks: where each of them stands, and what the kernel says.
+"""Inspect the ranks and the kernel messages of one node, in a short program that runs next to the ranks.
 
-`stacks` while the ranks live: state and stack of each, one file per rank in `evidence/`. `after` when they should be
-gone: kernel messages of the last `seconds`, and the end of processes that still carry the run's `mark` (which ends in
-the node's number). Both send one message per thing found.
+`stacks` runs while the ranks live. It collects state and stack of each, one file per rank in `evidence/`. `after` runs
+when the ranks should have ended. It collects the kernel messages of the last `seconds`, and kills processes that still
+carry the run's `mark` (which ends with the node's number). Both send one message per finding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KERNEL = re.compile(
     re.IGNORECASE,
 )
 _STACK_S, _WRITTEN_S, _RECORD_S = 10.0, 3.0, 6.0
-"""The first flight record of a process takes seconds: torch looks up the lines of its stacks."""
+"""The first flight record of a process takes seconds, because torch looks up the source lines of its stacks."""
 _MAX_LINES = 40
 _RAS_S, _MAX_RAS = 6.0, 256
 
@@ -43,7 +43,7 @@ def main(settings: dict[str, Any]) -> int:
 
 
 def alive(settings: dict[str, Any]) -> int:
-    """Says that a program can be started here."""
+    """Report that a program can be started here."""
     node_writer(settings).send(done=True)
     return 0
 
@@ -81,7 +81,7 @@ def stacks(out: MessageWriter, run_dir: str, node: str) -> None:
 
 
 def seats(run_dir: str, node: str) -> list[tuple[int, int]]:
-    """Rank and its first process, as the ranks of this node wrote them down."""
+    """Return each rank and its first process, as recorded by the ranks of this node."""
     found: dict[int, int] = {}
     try:
         with open(os.path.join(run_dir, "where", node), encoding="utf-8", errors="replace") as file:
@@ -95,8 +95,11 @@ def seats(run_dir: str, node: str) -> list[tuple[int, int]]:
 
 
 def rank_process(pid: int) -> int:
-    """The process that does the rank's work: from its first one through wrappers (a container, a profiler) down to the
-    first one that is Python, or else the last one. 0: gone."""
+    """Return the process that does the rank's work, or 0 if it has ended.
+
+    Starts at the rank's first process and descends through wrappers (a container, a profiler) to the first Python
+    process. If none is Python, it is the last process.
+    """
     if not os.path.exists("/proc/%d" % pid):
         return 0
     for _ in range(8):
@@ -120,13 +123,13 @@ def name_of(pid: int) -> str:
 
 
 def state_of(pid: int) -> str:
-    """The kernel's letter: R, S, D (waits for a disk), T (stopped), Z; X where it is gone."""
+    """Return the kernel's state letter: R, S, D (waits for a disk), T (stopped), Z, or X if it has ended."""
     text = text_of("/proc/%d/stat" % pid)
     return text.rpartition(")")[2].split()[0] if ")" in text else "X"
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler for this signal: without one it would die of it."""
+    """Return whether the process has a handler for this signal. Without a handler the signal would kill it."""
     match = re.search(r"^SigCgt:\s*([0-9a-f]+)", text_of("/proc/%d/status" % pid), re.MULTILINE)
     return bool(match and int(match.group(1), 16) >> (number - 1) & 1)
 
@@ -138,7 +141,10 @@ def describe(pid: int) -> str:
 
 
 def command_text(pid: int) -> str:
-    """The program and its script. Arguments may hold a token in any form; they are in the plan, which hides them."""
+    """Return the program and its script.
+
+    Other arguments are left out, because any of them may contain a token. The plan has them with secrets hidden.
+    """
     argv = text_of("/proc/%d/cmdline" % pid).rstrip("\0").split("\0")
     shown = argv[:1] + [word for word in argv[1:2] if re.fullmatch(r"[\w./+-]+\.py", word)]
     more = len(argv) - len(shown)
@@ -146,14 +152,17 @@ def command_text(pid: int) -> str:
 
 
 def variable(pid: int, name: str) -> str:
-    """A variable with which the process was started; empty for none."""
+    """Return a variable of the process's initial environment, or an empty string."""
     environ = text_of("/proc/%d/environ" % pid).split("\0")
     return next((entry.partition("=")[2] for entry in environ if entry.startswith(name + "=")), "")
 
 
 def nccl_ras(address: str) -> str:
-    """What the RAS service of NCCL (2.24 and newer) reports of the whole job; empty where none answers in time. It may
-    report a healthy job during a hang, so it is kept for people, and no verdict rests on it."""
+    """Return the report of NCCL's RAS service (2.24 and newer) on the whole job, or an empty string.
+
+    It is empty if no service answers in time. RAS may report a healthy job during a hang. The report is therefore
+    stored for users, and no verdict depends on it.
+    """
     host, _, port = (address or "localhost:28028").rpartition(":")
     pieces: list[bytes] = []
     until = time.monotonic() + _RAS_S
@@ -173,7 +182,10 @@ def nccl_ras(address: str) -> str:
 
 
 def ask_for_stack(pid: int, beat: str) -> tuple[str, int]:
-    """Ask for the stacks by a signal. Returns their file and its size before; no name where the rank writes none."""
+    """Request the stacks with a signal. Return their file and its size before the request.
+
+    The name is empty if the rank writes no stacks.
+    """
     if not beat or not catches(pid, STACK_SIGNAL):
         return "", 0
     path = beat + STACK_SUFFIX
@@ -183,7 +195,7 @@ def ask_for_stack(pid: int, beat: str) -> tuple[str, int]:
 
 
 def ask_for_record(beat: str) -> bool:
-    """A byte in the pipe next to the heartbeat: the rank then writes torch's flight record. False: it cannot."""
+    """Request torch's flight record: write a byte to the pipe next to the heartbeat. False if impossible."""
     try:
         handle = os.open(beat + PIPE_SUFFIX, os.O_WRONLY | os.O_NONBLOCK)
         os.write(handle, b"1")
@@ -194,7 +206,7 @@ def ask_for_record(beat: str) -> bool:
 
 
 def written_stack(path: str, before: int) -> str:
-    """What the rank has written to this file since it had this size, when it writes no more."""
+    """Return the text that the rank has appended to this file since `before`, after it stops writing."""
     last, deadline = -1, time.monotonic() + _WRITTEN_S
     while path and time.monotonic() < deadline and (last <= before or size_of(path) > last):
         last = size_of(path)
@@ -223,7 +235,7 @@ def py_spy(program: str, pid: int) -> str:
     return done.stdout
 
 
-# When the ranks are gone
+# After the ranks have ended
 
 
 def after(out: MessageWriter, mark: bytes, seconds: float) -> None:
@@ -235,7 +247,7 @@ def after(out: MessageWriter, mark: bytes, seconds: float) -> None:
 
 
 def kernel_lines(seconds: float) -> list[str]:
-    """Telling messages of the kernel from the last `seconds`; none where a user may not read them."""
+    """Return relevant kernel messages of the last `seconds`. Empty if the user may not read them."""
     try:
         done = subprocess.run(
             ["dmesg"], capture_output=True, text=True, timeout=_STACK_S, errors="replace", check=False
@@ -252,11 +264,13 @@ def kernel_lines(seconds: float) -> list[str]:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for memory in our job's control group; on the whole node where we are in
-    none that counts."""
+    """Return how many processes the kernel has killed for memory in our job's control group.
+
+    If we are in no control group that counts them, it is the count of the whole node.
+    """
     for group, name in memory_groups(text_of("/proc/self/cgroup")):
         counts = [_oom_count(os.path.join(group, name))]
-        if name == "memory.oom_control":  # the old kind counts each group for itself: add those below
+        if name == "memory.oom_control":  # version 1 counts each group separately, so add the groups below
             counts += [_oom_count(os.path.join(folder, name)) for folder, _, _ in list(os.walk(group))[1:]]
         known = [count for count in counts if count is not None]
         if known:
@@ -265,8 +279,11 @@ def oom_kills() -> int:
 
 
 def memory_groups(text: str) -> list[tuple[str, str]]:
-    """Folder and file of the control group that counts for us, by /proc/self/cgroup: the job's, above the step's and
-    the task's, where the scheduler names it so; else our own."""
+    """Return directory and file of the control group that counts memory kills for us.
+
+    Reads /proc/self/cgroup. The group is the job's, above those of the step and the task, if the scheduler names it so.
+    Otherwise it is our own group.
+    """
     found = []
     for line in text.splitlines():
         _, names, path = line.split(":", 2)

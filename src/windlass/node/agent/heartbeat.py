@@ -1,13 +1,14 @@
-"""The watch on one node, as a service of the agent: signs of life of the ranks, memory kills, and no orphan at the end.
+"""Watch the ranks of one node as a service of the agent: heartbeats, memory kills, and orphans.
 
-Ranks that use `windlass.Snapshot` write `<step> <time>` into a file of their own in a folder of this node; that costs
-the shared file system nothing. What is worth knowing goes out as one short JSON text: that ranks beat at all, that no
-step was finished for too long, that steps go on again, that ranks write, read or compute or have ceased to, that the
-kernel killed a process for memory; and every few seconds a sign of life of the agent itself.
+Ranks that use `windlass.Snapshot` write `<step> <time>` into one file per rank in a directory of this node. This causes
+no load on the shared file system. The service sends each event as one short JSON text: the ranks have heartbeats, no
+step finished for too long, steps finish again, ranks started or stopped writing, reading or computing, the kernel
+killed a process for memory. Every few seconds it also sends a heartbeat of the agent. At the end it kills processes
+that remain.
 
-Whether ranks write is asked of the kernel, because launchers hold a line back until it ends, and a progress bar never
-ends its line. It counts what the main thread of a rank wrote, to anything: other threads also write while it hangs
-(stores, watchdogs).
+The service asks the kernel whether ranks write. Launchers hold a line back until it ends, and a progress bar never ends
+its line. The service counts the bytes that the main thread of a rank wrote, to any file. It ignores other threads,
+because stores and watchdogs also write during a hang.
 """
 
 from __future__ import annotations
@@ -24,10 +25,9 @@ from windlass.node.sys.identity import kill_marked, marked
 from windlass.node.sys.reading import open_plain
 
 _LOOKS, _LOOK_S = 10, 3.0
-"""How often, in the time after which silence counts, the kernel is asked what the ranks did; and at least every so
-many seconds."""
+"""Checks of the ranks' activity per silence limit, and the maximum number of seconds between two checks."""
 _IO_BYTES = 256 << 10
-"""Reading and writing less than this in the time after which silence counts is no work: stores and watchdogs do it."""
+"""Less input and output than this per silence limit is not work: stores and watchdogs also cause some."""
 _CPU_SHARE = 0.5
 ALIVE = '{"alive":1}'
 
@@ -37,9 +37,11 @@ def make(node: NodeContext, settings: dict[str, Any]) -> WatchService:
 
 
 class WatchService:
-    """`settings`: `mark` (an entry of the environment that all processes of this start have, but
-    for the node's number at its end) and `silent_s`,
-    after which ranks that do not finish a step are told of; None: never."""
+    """Watches the ranks of one node.
+
+    `settings` has `mark`, an environment entry of all processes of this start, without the node's number at its end. It
+    also has `silent_s`: ranks that finish no step for so many seconds are reported. None means never.
+    """
 
     def __init__(self, node: NodeContext, settings: dict[str, Any]) -> None:
         self._settings = settings
@@ -93,7 +95,7 @@ class WatchService:
         return [json.dumps(news, separators=(",", ":")) for news in said] + [ALIVE] * alive
 
     def _news_of_writes(self, limit: float) -> list[dict[str, Any]]:
-        """Said when ranks begin to write, and when none has for the limit."""
+        """Report when ranks begin to write, and when none has written for `limit` seconds."""
         written = written_bytes(self._mark.encode("utf-8", "surrogateescape"))
         self._asked = now = time.monotonic()
         moved = any(count != self._written.get(pid) for pid, count in written.items())
@@ -107,7 +109,7 @@ class WatchService:
         return [{"writes": writes}]
 
     def _news_of_work(self, limit: float) -> list[dict[str, Any]]:
-        """Said when ranks begin to read and write files or to compute, and when they have not for the limit."""
+        """Report when ranks begin to read and write files or to compute, and when they have not for `limit` seconds."""
         now, done = time.monotonic(), work_done(self._mark.encode("utf-8", "surrogateescape"))
         moved = [
             (io - self._done.get(pid, (0, 0.0))[0], cpu - self._done.get(pid, (0, 0.0))[1])
@@ -128,9 +130,12 @@ class WatchService:
         return said
 
     def end(self) -> dict[str, Any]:
-        """The ranks have ended, or nobody is left to wait for them: what still carries the run's mark is killed."""
+        """Kill all processes that still carry the run's mark. Return the figures of this node.
+
+        The ranks have ended, or no process waits for them.
+        """
         steps = read_beats(self.folder)
-        killed = max(oom_kills() - self._oom, self._oom_told)  # groups that have ended take their counts along
+        killed = max(oom_kills() - self._oom, self._oom_told)  # control groups that have ended lose their counts
         figures: dict[str, Any] = {"oom": killed, "beating": len(steps)}
         if steps:
             figures["step"] = max(steps.values())
@@ -141,7 +146,7 @@ class WatchService:
 
 
 def sweep(base: str) -> None:
-    """Removes what a watch left that was killed: an agent that lives has a folder of the same name beside."""
+    """Remove the files of a killed watch. A running agent has a directory of the same name next to them."""
     try:
         names = os.listdir(os.path.join(base, "w"))
     except OSError:
@@ -152,7 +157,7 @@ def sweep(base: str) -> None:
 
 
 def read_beats(folder: str) -> dict[int, int]:
-    """The last step of each rank that has shown one."""
+    """Return the last step of each rank that has reported one."""
     found: dict[int, int] = {}
     for name in os.listdir(folder):
         if name.isdigit():
@@ -165,7 +170,7 @@ def read_beats(folder: str) -> dict[int, int]:
 
 
 def written_bytes(mark: bytes) -> dict[int, int]:
-    """What the main thread of each process with this mark has written so far; none where the kernel does not count."""
+    """Return the bytes that the main thread of each marked process has written. Empty without kernel support."""
     found: dict[int, int] = {}
     for pid in marked(mark):
         try:
@@ -177,7 +182,7 @@ def written_bytes(mark: bytes) -> dict[int, int]:
 
 
 def work_done(mark: bytes) -> dict[int, tuple[int, float]]:
-    """Bytes that each process with this mark has read and written so far, and its processor seconds."""
+    """Return the bytes that each marked process has read and written so far, and its CPU seconds."""
     found: dict[int, tuple[int, float]] = {}
     tick = os.sysconf("SC_CLK_TCK")
     for pid in marked(mark):

@@ -1,9 +1,7 @@
-"""The host of services on one node: starts them, tells the job that they are up, watches them, ends them.
+"""The host of services on one node: starts them, reports that they are up, watches them, ends them.
 
-It lives as long as whoever started it: until its standard input ends or a signal asks it to stop. Everything it says
-is a message on standard output.
-
-A service is made by `module:function(node, settings)`; the file that travelled says which ones.
+It runs until its standard input ends or a signal requests a stop. All its output is messages on standard output. A
+service is made by `module:function(node, settings)`. The manifest in the bundle lists the services.
 """
 
 from __future__ import annotations
@@ -34,44 +32,44 @@ _WATCH_EVERY_S = 0.5
 _LINGER_S = 60.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
-"""A job may send these to all of its processes; only ranks know what they mean."""
+"""A job may send these to all of its processes. Only ranks handle them."""
 
 
 class AgentError(Exception):
-    """The agent cannot do its work on this node; the text says why."""
+    """The agent cannot work on this node. The message has the reason."""
 
 
 class NodeContext(NamedTuple):
-    """What a service is told about its place."""
+    """The description of this node for a service."""
 
     number: int
     hosts: tuple[str, ...]
     run_id: str
     folder: str
-    """Folder of this user's agents on the node, closed to others."""
+    """Directory of this user's agents on the node, closed to others."""
     bundle: str
-    """The travelled file, as it lies on this node."""
+    """The bundle file on this node."""
     key: bytes
     owners: tuple[int, ...] = ()
-    """Processes of which one must live for what the service starts to go on."""
+    """The service's processes continue while at least one of these processes lives."""
     follows_stdin: bool = True
-    """The end of the standard input says that nobody wants us any more. Elsewhere it may have none from the start."""
+    """The end of standard input requests a stop. False: standard input may be closed from the start."""
 
 
 class NodeService(Protocol):
-    """What the host does with a service. `start` may raise; `end` must not hang and returns a few figures."""
+    """The interface of a service. `start` may raise. `end` must not hang and returns a few figures."""
 
     def start(self) -> None: ...
 
     def news(self) -> list[str]:
-        """What a person should know, each thing once."""
+        """Return new messages for the user, each only once."""
         ...
 
     def end(self) -> dict[str, Any]: ...
 
 
 def main(_: dict[str, Any]) -> int:
-    """Runs the agent from the file that this module came from, which also has its manifest and the job's key."""
+    """Run the agent from the bundle of this module, which also has its manifest and the job's key."""
     with open(sys.path[0], "rb") as file:
         data = file.read()
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -80,8 +78,11 @@ def main(_: dict[str, Any]) -> int:
 
 
 def run_agent(data: bytes, manifest: dict[str, Any], key: bytes, unpacked: str = "") -> int:
-    """Runs the agent to its end. `data` is the travelled file itself, read once. `unpacked` is the folder of the
-    interpreter that runs this, where the shell that started it unpacked one: it is removed at the end."""
+    """Run the agent until it ends.
+
+    `data` is the bundle itself, read once. `unpacked` is the directory of the Python interpreter that runs this code,
+    if the starting shell unpacked one. It is removed at the end.
+    """
     started, environ = time.monotonic(), own_environ()
     number = -1
     try:
@@ -106,7 +107,7 @@ def run_agent(data: bytes, manifest: dict[str, Any], key: bytes, unpacked: str =
     except AlreadyClaimedError:
         say(node=number, failed="an agent of this run is on this node already")
         return 1
-    except Exception as error:  # the one place: whoever waits for this node must hear of it
+    except Exception as error:  # the only catch-all: the waiting run must receive the error of this node
         say(node=number, failed=str(error) or type(error).__name__, kind=type(error).__name__)
         return 1
     finally:
@@ -116,7 +117,7 @@ def run_agent(data: bytes, manifest: dict[str, Any], key: bytes, unpacked: str =
 
 
 def _run_kept(node: NodeContext, manifest: dict[str, Any], started: float) -> int:
-    """Runs the agent below a keeper, which takes its place where it is killed."""
+    """Run the agent below a keeper. The keeper takes over if the agent is killed."""
 
     def run(up: Callable[[], None]) -> int:
         own = node._replace(owners=(*node.owners, os.getpid()))
@@ -144,14 +145,14 @@ class _Host:
         self._node = node
         self._manifest = manifest
         self._started = started
-        # A pipe and no event: a handler that sets an event while its thread is about to wait for it never returns.
+        # A pipe and not an event: a handler that sets an event while its thread is about to wait for it deadlocks.
         self._stop, self._ask_to_stop = os.pipe()
         self._asked = 0.0
         self._services: list[tuple[str, NodeService]] = []
         self._keeper = 0
 
     def run(self, up: Callable[[], None]) -> int:
-        """Starts the services, calls `up`, and ends them when it is time."""
+        """Start the services, call `up`, and end the services on request."""
         self._keeper = os.getppid()
         self._listen()
         try:
@@ -164,15 +165,17 @@ class _Host:
             self._watch()
         finally:
             ended = self._end()
-            if os.getppid() != self._node.owners[0]:  # nobody is left who would
+            if os.getppid() != self._node.owners[0]:  # the keeper is dead, so it cannot remove the directory
                 shutil.rmtree(os.path.dirname(self._node.bundle), ignore_errors=True)
                 leave(self._node.folder)
         say(node=self._node.number, ended=ended)
         return 0
 
     def go_on(self, *, asked: bool) -> int:
-        """The same from where an agent was killed: its services run, and are watched and ended as it would have.
-        `asked`: it had been asked to end."""
+        """Continue after an agent was killed: watch and end its running services.
+
+        `asked`: the agent had been asked to end.
+        """
         self._listen()
         if asked:
             self._hear()
@@ -185,13 +188,13 @@ class _Host:
         return 0
 
     def end_services(self) -> None:
-        """What an agent that was killed may have started ends."""
+        """End the services that a killed agent may have started."""
         self._make_services()
         self._end()
 
     def _make_services(self) -> None:
         for entry in self._manifest["services"]:
-            with contextlib.suppress(Exception):  # it is only asked what it has to end
+            with contextlib.suppress(Exception):  # the service is only made to end what it started
                 self._services.append((entry["name"], make_service(entry["entry"])(self._node, entry["settings"])))
 
     def _listen(self) -> None:
@@ -201,8 +204,11 @@ class _Host:
             threading.Thread(target=self._follow_stdin, name="stdin", daemon=True).start()
 
     def _hear(self, *_: Any) -> None:
-        """A signal to the whole job (preemption, its time is up) is meant for the ranks, which may still save: whoever
-        follows the standard input outlives them for a while."""
+        """Handle a request to stop.
+
+        A signal to the whole job (preemption, time limit) is meant for the ranks, which may still save. An agent that
+        follows standard input therefore outlives them for a while.
+        """
         if self._manifest.get("until") == "stdin":
             self._asked = self._asked or time.monotonic()
         else:
@@ -224,7 +230,10 @@ class _Host:
         self._tell_news()
 
     def _lost_keeper(self) -> bool:
-        """Whether to end for it: where only a signal ends us nobody knows our number any more."""
+        """Return whether to end because the keeper is dead.
+
+        If only a signal ends the agent, it must end now, because no other process has its number.
+        """
         self._keeper = 0
         say(node=self._node.number, agent="lost its keeper, which was killed")
         return self._manifest.get("until") != "stdin"
@@ -241,19 +250,19 @@ class _Host:
                 ended[name] = service.end()
             except Exception as error:
                 ended[name] = {"error": str(error)[:200]}
-            for text in getattr(service, "last_news", list)():  # of those that know more when they have ended
+            for text in getattr(service, "last_news", list)():  # services that have final news after their end
                 say(node=self._node.number, service=name, news=text)
         return ended
 
 
 def say(**news: Any) -> None:
-    """One message to whoever started us; who is gone does not want to know."""
+    """Send one message to the process that started us. Ignore errors, because that process may have ended."""
     with contextlib.suppress(OSError):
         MessageWriter(news["node"]).send(**news)
 
 
 def _reachable(hosts: list[str], addresses: list[str]) -> tuple[str, ...]:
-    """The hosts by name where this node knows names, else by their addresses."""
+    """Return the hosts by name if this node can resolve names, or else by address."""
     if hosts == addresses:
         return tuple(hosts)
     try:
@@ -264,8 +273,11 @@ def _reachable(hosts: list[str], addresses: list[str]) -> tuple[str, ...]:
 
 
 def node_number(names: list[str], hosts: list[str], environ: Any) -> int:
-    """Our place among the hosts, as the launcher says it. A launcher that counts in another order than the plan would
-    give ranks the view of another node: refused."""
+    """Return our index among the hosts, as the launcher reports it.
+
+    Raises an error if the launcher counts in another order than the plan. Otherwise ranks would get the view of another
+    node.
+    """
     for name in names:
         if environ.get(name, "").isdigit():
             number = int(environ[name])
@@ -281,7 +293,7 @@ def node_number(names: list[str], hosts: list[str], environ: Any) -> int:
 
 
 def set_affinity(cpus: tuple[int, ...] | list[int]) -> None:
-    """Stays on the cores that the plan set aside, as far as they are ours."""
+    """Bind this process to the cores that the plan reserved, as far as this process may use them."""
     with contextlib.suppress(OSError):
         allowed = os.sched_getaffinity(0) & set(cpus)
         if allowed:
@@ -294,9 +306,9 @@ def make_service(entry: str) -> Callable[[NodeContext, dict[str, Any]], NodeServ
     return made
 
 
-# Folders
+# Directories
 
 
 def expand(path: str) -> str:
-    """The path with each `${NAME}` taken from this node's environment; `$NAME` is a name like any other."""
+    """Expand each `${NAME}` from this node's environment. `$NAME` without braces is not expanded."""
     return re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", lambda match: own_environ().get(match.group(1), ""), path)

@@ -1,8 +1,8 @@
-"""Python takes from the cache's view what `.pth` files, editable installs and the user's own site name by its path.
+"""Redirect paths from `.pth` files, editable installs and the user site to the cache's view.
 
-On the node this file lies as `sitecustomize.py` in a folder of its own, the first of PYTHONPATH, with what `write_hook`
-puts in the place of the two names below. It takes itself out of the way at once: its folder leaves `sys.path`, and the
-`sitecustomize` that would have run without it runs. An old Python may read it too.
+On the node this file is `sitecustomize.py` in a separate directory, the first of PYTHONPATH. `write_hook` replaces the
+two names below with their values. The hook removes its directory from `sys.path` at once, and then runs the
+`sitecustomize` that would have run without it. An old Python may also read this file.
 """
 
 import sys
@@ -12,7 +12,7 @@ VIEW = ""
 
 
 def moved(path: "str") -> "str":
-    """A path below a root, or below what a root really is, as the view has it; any other as it is."""
+    """Return the path in the view for a path below a root or its real path. Return other paths unchanged."""
     for root, real in ROOTS:
         for above in (root, real):
             if path == above or path.startswith(above + "/"):
@@ -21,7 +21,7 @@ def moved(path: "str") -> "str":
 
 
 def move_paths() -> "None":
-    """Order stays. Finders of editable installs have a map of their own."""
+    """Keep the order. Finders of editable installs have a separate map."""
     sys.path[:] = [moved(path) for path in sys.path]
     for name, module in list(sys.modules.items()):
         if name.startswith("__editable__"):
@@ -34,7 +34,7 @@ def move_paths() -> "None":
 
 
 def run_next() -> "None":
-    """Whoever of the same name comes next in `sys.path` runs as if it had been found first."""
+    """Run the next module of the same name in `sys.path`, as if Python had found it first."""
     ours = sys.modules.pop(__name__)
     try:
         __import__(__name__)

@@ -1,1 +1,1 @@
-"""Staging on the node: standard library only, Python 3.9 or newer."""
+"""Staging on the node. Standard library only, Python 3.9 or newer."""

@@ -1,8 +1,8 @@
-"""Squashfs images on the node: told by their first bytes, mounted with squashfuse for as long as the agent lives.
+"""Squashfs images on the node: detected by their first bytes, and mounted with squashfuse.
 
-Each mount has a guard, a process of its own: it serves the mount until it is asked to end, or until the agent and its
-keeper are both gone, killed for example, and then takes the mount away. The mount's source names the guard, so that
-whoever comes next tells a mount whose guard was killed too from one that is in use.
+A mount exists as long as the agent lives. Each mount has a guard process. The guard serves the mount until it is asked
+to end, or until the agent and its keeper are both dead, and then removes the mount. The mount's source contains the
+guard's identity. A later agent can therefore distinguish a mount whose guard was killed from one that is in use.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def is_squashfs(path: str) -> bool:
 
 
 def start_mount(node: NodeContext, image: str, where: str) -> subprocess.Popen[bytes]:
-    """Mounts a squashfs image with squashfuse; returns its guard. `AgentError` where it cannot be."""
+    """Mount a squashfs image with squashfuse. Return its guard. Raises `AgentError` on failure."""
     program = shutil.which("squashfuse_ll") or shutil.which("squashfuse")
     if program is None:
         raise AgentError("no squashfuse on this node to mount %s with" % image)
@@ -65,7 +65,7 @@ def start_mount(node: NodeContext, image: str, where: str) -> subprocess.Popen[b
 
 
 def end_mount(where: str, kept: subprocess.Popen[bytes]) -> None:
-    """Takes a mount away, by way of its guard."""
+    """Remove a mount through its guard."""
     kept.terminate()
     try:
         kept.wait(2 * _END_S)
@@ -77,8 +77,11 @@ def end_mount(where: str, kept: subprocess.Popen[bytes]) -> None:
 
 
 def end_earlier(node: NodeContext, where: str) -> None:
-    """Takes away what other runs of this user mounted there, by way of their guards: what is staged again takes the
-    place of what was there, and who reads the old image still has it until its files are closed."""
+    """Remove the mounts of this user's other runs there, through their guards.
+
+    The newly staged image replaces the old one. Processes that read the old image can use it until they close its
+    files.
+    """
     own = "%s%s." % (_SOURCE, node.run_id)
 
     def earlier() -> list[MountPoint]:
@@ -88,23 +91,23 @@ def end_earlier(node: NodeContext, where: str) -> None:
     guards = [process for process in map(_guard_of, earlier()) if _lives(process)]
     for process in guards:
         os.kill(int(process.partition(".")[0]), signal.SIGTERM)
-    # A guard removes the folder, too: only when it has ended is the place free.
+    # A guard also removes the directory, so the path is free only after the guard has ended.
     wait_for(lambda: not any(map(_lives, guards)), 2 * _END_S)
     _take_away(earlier())
 
 
 def end_mounts(node: NodeContext) -> None:
-    """Takes away what an agent of this run mounted on this node, whoever it was."""
+    """Remove all mounts of this run's agents on this node."""
     _take_away([mount for mount in _staged() if mount.source.startswith(_mark(node))])
 
 
 def sweep_mounts() -> list[str]:
-    """Takes away mounts of this user whose guard was killed; returns where they were."""
+    """Remove mounts of this user whose guard was killed. Return their paths."""
     return _take_away([mount for mount in _staged() if not _is_guarded(mount)])
 
 
 def guard(arguments: Sequence[str]) -> int:
-    """Serves one mount: mark, squashfuse, image, place, and the processes of which one must live."""
+    """Serve one mount. Arguments: mark, squashfuse, image, mount point, and the processes of which one must live."""
     mark, program, image, where, *owners = arguments
     stops: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stops.append(number))
@@ -149,12 +152,12 @@ def _is_guarded(mount: MountPoint) -> bool:
 
 
 def _guard_of(mount: MountPoint) -> str:
-    """The process that serves a mount, as number and start."""
+    """Return the process that serves a mount, as number and start time."""
     return ".".join(mount.source.rsplit(".", 2)[1:])
 
 
 def _lives(process: str) -> bool:
-    """Whether a process lives, given as number and start."""
+    """Return whether a process lives, given as number and start time."""
     pid, _, started = process.partition(".")
     return pid.isdigit() and bool(started) and start_of(int(pid)) == started
 

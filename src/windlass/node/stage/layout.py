@@ -1,7 +1,8 @@
-"""What is staged, as one value that every node has: the files of all sources in order, and how they are cut up.
+"""The layout of staged files, identical on every node: the files of all sources in order, cut into blocks.
 
-A block is what travels and what is verified. A large file is many blocks; many small files are one, so that a small
-file costs no round trip of its own. The cut follows from the files alone: a block's number means the same everywhere.
+A block is the unit of transfer and verification. A large file has many blocks. Many small files share one block, so
+that a small file needs no separate round trip. The cut depends only on the files, so a block's number means the same on
+every node.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LARGE_BLOCK = 8 << 20
 _LARGE_TOTAL = 64 << 30
 _MAX_TEXT_BYTES = 2 << 30
 _MAX_NUMBERS = (1 << 31, 1 << 32, 1 << 63, 1 << 63, 1 << 64)
-"""Of source, mode, size, time and inode."""
+"""Limits of source, mode, size, time and inode."""
 _MAX_TOTAL = 1 << 50
 _WALKERS = 8
 
@@ -37,7 +38,7 @@ class LayoutError(ValueError):
 
 
 class Item(NamedTuple):
-    """Something of a source. `path` is relative to the source, and empty for the source itself."""
+    """A file, directory or link of a source. `path` is relative to the source, and empty for the source itself."""
 
     source: int
     path: bytes
@@ -70,8 +71,11 @@ class StageBlock(NamedTuple):
 
 
 class PushTrees(NamedTuple):
-    """Who hands on to whom. Each stripe of the blocks has a tree of its own, all rotations of one; a node asks only
-    nodes that stand before it in that tree, so waiting never goes in a circle."""
+    """The trees along which nodes forward blocks.
+
+    Each stripe of the blocks has a separate tree, and all trees are rotations of one. A node asks only nodes that
+    precede it in that tree, so nodes never wait for each other in a cycle.
+    """
 
     nodes: int
     stripes: int
@@ -79,7 +83,7 @@ class PushTrees(NamedTuple):
     one_reader: bool
 
     def route(self, node: int, stripe: int) -> tuple[int, ...]:
-        """Whom to ask for a stripe, best first; empty for its reader of the shared file system."""
+        """Return the nodes to ask for a stripe, best first. Empty for its reader of the shared file system."""
         if not self.one_reader:
             return tree_route(node, stripe, self.stripes, self.nodes, self.fanout)
         if node == 0:
@@ -88,7 +92,7 @@ class PushTrees(NamedTuple):
         return (*(other + 1 for other in others), 0)
 
     def children(self, node: int, stripe: int) -> tuple[int, ...]:
-        """Who asks this node first for a stripe."""
+        """Return the nodes that ask this node first for a stripe."""
         if not self.one_reader:
             return children(node, stripe, self.stripes, self.nodes, self.fanout)
         if node == 0:
@@ -97,9 +101,12 @@ class PushTrees(NamedTuple):
 
 
 def make_trees(nodes: int, *, one_reader: bool = False) -> PushTrees:
-    """A link carries each byte about once in each direction, whatever the number of nodes. Few nodes are chains, which
-    hold that exactly; many are trees, which are not as deep, and where a node that forwards in two of eight trees is a
-    leaf in the others. `one_reader`: the first node alone reads the sources, the others know only what it sends."""
+    """Make trees in which a link carries each byte about once per direction, for any number of nodes.
+
+    Few nodes form chains, which achieve that exactly. Many nodes form trees, which are less deep. There a node that
+    forwards in two of eight trees is a leaf in the others. `one_reader`: only the first node reads the sources, and the
+    other nodes have only the blocks that it sends.
+    """
     if one_reader and nodes > 1:
         few = nodes - 1 <= _SHORT
         return PushTrees(nodes, 1 if few else 8, 1 if few else 4, True)
@@ -108,7 +115,7 @@ def make_trees(nodes: int, *, one_reader: bool = False) -> PushTrees:
 
 
 class Layout:
-    """Items, blocks, and which stripe brings which block."""
+    """Items, blocks, and the assignment of blocks to stripes."""
 
     def __init__(self, items: Sequence[Item], stripes: int) -> None:
         self.items = tuple(items)
@@ -117,7 +124,7 @@ class Layout:
         self.stripes = stripes
         text = items_text(self.items)
         self.packed = zlib.compress(text, 1)
-        # Of the text and not of what travels: two nodes may have two versions of zlib.
+        # Hash the text and not the transferred bytes, because two nodes may have different versions of zlib.
         self.mark = hashlib.sha256(text).digest()
 
     @cached_property
@@ -125,30 +132,33 @@ class Layout:
         return cut(self.items, self.block_bytes)
 
     def index(self, stripe: int, position: int) -> int:
-        """The block at a position of a stripe. Runs stay together: a reader of the shared file system reads on."""
+        """Return the block at a position of a stripe. Runs stay together, so readers read sequentially."""
         run, rest = divmod(position, _RUN)
         return (run * self.stripes + stripe) * _RUN + rest
 
     def place(self, index: int) -> tuple[int, int]:
-        """Stripe and position of a block."""
+        """Return stripe and position of a block."""
         run, rest = divmod(index, _RUN)
         return run % self.stripes, run // self.stripes * _RUN + rest
 
     def count(self, stripe: int) -> int:
-        """Blocks of a stripe."""
+        """Return the number of blocks of a stripe."""
         runs, rest = divmod(len(self.blocks), _RUN)
         full = (runs - stripe + self.stripes - 1) // self.stripes * _RUN if runs > stripe else 0
         return full + (rest if runs % self.stripes == stripe else 0)
 
     def digest(self, index: int, data: memoryview) -> bytes:
-        """Made by the reader of the shared file system; right bytes of another block, or of another layout, fail."""
+        """Return the digest that the reader of the shared file system makes for a block.
+
+        Correct bytes of another block, or of another layout, do not match it.
+        """
         state = hashlib.sha256(b"%d " % index + self.mark)
         state.update(data)
         return state.digest()
 
 
 def cut(items: Sequence[Item], block_bytes: int) -> list[StageBlock]:
-    """The blocks, in the order of the items. A block holds parts of one source only."""
+    """Return the blocks, in the order of the items. A block holds parts of one source only."""
     blocks: list[StageBlock] = []
     parts: list[BlockPart] = []
     length = source = 0
@@ -169,18 +179,21 @@ def cut(items: Sequence[Item], block_bytes: int) -> list[StageBlock]:
 
 
 def items_text(items: Sequence[Item]) -> bytes:
-    """The items as text; the same items give the same text everywhere."""
+    """Return the items as text. The same items give the same text on every node."""
     rows = [
         (i.source, os.fsdecode(i.path), i.mode, *i.pin, None if i.target is None else os.fsdecode(i.target))
         for i in items
     ]
-    # Names that are not UTF-8 are escaped one by one, which JSON keeps.
+    # Names that are not UTF-8 are escaped byte by byte, which JSON preserves.
     return json.dumps(rows, separators=(",", ":")).encode()
 
 
 def parse_items(data: bytes | bytearray) -> list[Item]:
-    """The items; `LayoutError` for bytes that are none, that name a place outside of their source, or a place below
-    anything but a folder that the layout made before: nothing can be written through a link."""
+    """Parse the items. Nothing can be written through a link with the result.
+
+    Raises `LayoutError` for bytes that are not items, for a path outside of its source, and for a path below an entry
+    that is not a directory made earlier by the layout.
+    """
     try:
         unpacking = zlib.decompressobj()
         text = unpacking.decompress(data, _MAX_TEXT_BYTES)
@@ -197,8 +210,7 @@ def parse_items(data: bytes | bytearray) -> list[Item]:
 
 
 def _check_items(items: Sequence[Item]) -> None:
-    """Holds on return: each item is a file, a folder or a link of its own name, and lies in a folder that stands before
-    it."""
+    """Check that each item is a file, directory or link with a unique name, in a directory that precedes it."""
     folders: set[tuple[int, bytes]] = set()
     seen: set[tuple[int, bytes]] = set()
     total = 0
@@ -234,8 +246,11 @@ def _target(text: str | None) -> bytes | None:
 
 
 def survey(sources: Sequence[tuple[bytes, bytes]], read: Callable[[bytes], bytes | memoryview]) -> list[Item]:
-    """Everything below the sources (path, real path), in an order that depends on the names alone. `read` gives the
-    listing of a folder by its key. Raises `OSError`; anything that is no file, folder or link is left out."""
+    """Return all files below the sources (path, real path), in an order that depends on the names alone.
+
+    `read` returns the listing of a directory by its key. Raises `OSError`. Entries that are not a file, directory or
+    link are skipped.
+    """
     items = []
     with ThreadPoolExecutor(_WALKERS) as pool:
         for source, (path, real) in enumerate(sources):

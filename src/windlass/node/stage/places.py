@@ -1,7 +1,8 @@
-"""Names on the node's storage: what is being written lies in a private folder of random name, until it is complete.
+"""Names on the node's storage. Incomplete copies are in a private directory with a random name.
 
-The target may be a folder that others write to as well. Nothing of what is written can be guessed or reached by them,
-and nothing of theirs is followed, waited for or removed: our folder is used through its descriptor and never by name.
+The target may be a directory that other users also write to. They cannot guess or reach the incomplete files. This
+module never follows, waits for or removes files of other users. It uses the private directory through its descriptor
+and never by name.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ _LOCK_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Workplace:
-    """A private folder below `target`, locked while we live; gone at the end with all that did not get its own name.
-    `fd` is the folder, `target_fd` the target."""
+    """A private directory below `target`, locked while we live.
+
+    It is removed at the end, together with all copies that did not get their final name. `fd` is the directory,
+    `target_fd` the target.
+    """
 
     def __init__(self, target: str) -> None:
         self._path = target
@@ -44,7 +48,7 @@ class Workplace:
         self._name = PARTIAL + secrets.token_hex(8)
         os.mkdir(self._name, 0o700, dir_fd=self.target_fd)
         self.fd = os.open(self._name, _FOLDER_FLAGS, dir_fd=self.target_fd)
-        if os.fstat(self.fd).st_uid != os.geteuid():  # where the target has no sticky bit, or is theirs
+        if os.fstat(self.fd).st_uid != os.geteuid():  # no sticky bit, or another user owns the target
             os.close(self.fd)
             raise AgentError("another user puts folders in the place of ours in %s: choose another --to" % self._path)
         self._lock = os.open(_LOCK, _LOCK_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self.fd)
@@ -52,13 +56,15 @@ class Workplace:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(self._lock).st_nlink:
                 return True
-        os.close(self._lock)  # another agent swept it before it was locked
+        os.close(self._lock)  # another agent removed it before it was locked
         os.close(self.fd)
         return False
 
     def put_in_place(self, name: str, final: str) -> None:
-        """The finished copy `name` gets its name in the target; one of ours that stood there before is taken away.
-        `AgentError` where one of somebody else's stands there."""
+        """Rename the finished copy `name` to its final name in the target. Remove our older copy there.
+
+        Raises `AgentError` if the name belongs to another user.
+        """
         try:
             try:
                 os.rename(name, final, src_dir_fd=self.fd, dst_dir_fd=self.target_fd)
@@ -89,8 +95,10 @@ class Workplace:
 
 
 def sweep_partial(target: str) -> None:
-    """Removes what killed agents of this user left half-done: private folders whose lock nobody holds. What belongs to
-    others, or is no such folder, is left alone."""
+    """Remove incomplete copies of this user's killed agents: private directories whose lock is free.
+
+    Other directories and those of other users are not changed.
+    """
     top = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in os.listdir(top):
@@ -118,14 +126,17 @@ def _sweep_one(top: int, name: str) -> None:
 
 
 def empty_folder(folder: int) -> None:
-    """Removes everything in an open folder of ours, the lock last: a folder without one is swept by nobody."""
+    """Remove all entries of an open directory that we own. The lock is last.
+
+    `sweep_partial` does not remove a directory without a lock.
+    """
     for name in sorted(os.listdir(folder), key=lambda name: name == _LOCK):
         with contextlib.suppress(OSError):
             remove(name, folder)
 
 
 def remove(name: str, folder: int) -> None:
-    """Removes a name in an open folder, whatever it is; links are not followed."""
+    """Remove a name of any type in an open directory. Links are not followed."""
     if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=folder)
         return

@@ -1,8 +1,8 @@
-"""The push of staged blocks through the trees: every node receives each block once, verifies it, and hands it on.
+"""Push staged blocks through trees: every node receives each block once, verifies it, and forwards it.
 
-There are a few trees (stripes), each a rotation of the others, and each has one reader of the shared file system. A
-connection carries one stripe from a parent to a child. A parent that is silent, gone or sends wrong bytes is left for
-the next ancestor, from the block where the child stands; when nobody is left, the child reads the shared file system.
+There are a few trees (stripes), each a rotation of the others. Each has one reader of the shared file system. A
+connection carries one stripe from a parent to a child. If a parent is silent, dead or sends wrong bytes, the child
+continues with the next ancestor from its current block. If no ancestor is left, the child reads the shared file system.
 """
 
 from __future__ import annotations
@@ -50,8 +50,11 @@ class PushNode(NamedTuple):
 
 
 class Push:
-    """`write(index, data)` is called for every block as it comes, from several threads; it returns False for a block
-    that is used later, in order, by `take`."""
+    """The push on one node.
+
+    Several threads call `write(index, data)` for every block as it arrives. It returns False for a block that `take`
+    uses later, in order.
+    """
 
     def __init__(self, place: PushNode, write: Callable[[int, memoryview], bool]) -> None:
         self._place = place
@@ -72,17 +75,17 @@ class Push:
 
     @property
     def source_calls(self) -> int:
-        """What the shared file system has seen of this node."""
+        """Return the number of calls of this node to the shared file system."""
         return self._survey.calls + (self._source.calls if self._source is not self._survey else 0)
 
     @property
     def source_bytes(self) -> int:
         return self._source.bytes
 
-    # What is staged
+    # The layout
 
     def learn(self, tick: Tick) -> Layout:
-        """The layout: looked up by the first node, handed down by the others. Raises `OSError`, `AgentError`."""
+        """Return the layout. The first node makes it, the others receive it. Raises `OSError`, `AgentError`."""
         shape = self._place.shape
         way = shape.route(self._place.number, 0)
         for node in way:
@@ -112,8 +115,11 @@ class Push:
     # Blocks
 
     def begin(self, layout: Layout, *, alone: bool = False, kept_for_late: bool = False) -> None:
-        """Start to fill the rows. `alone`: everything from the shared file system, nothing from others.
-        `kept_for_late`: blocks cannot be read again once they are used, so they wait in memory for all children."""
+        """Start to fill the rows.
+
+        `alone`: read everything from the shared file system and nothing from other nodes. `kept_for_late`: blocks
+        cannot be read again after use, so they stay in memory for all children.
+        """
         self._source = Source(self._place.roots, layout.block_bytes)  # the cut is known only now
         self._blocks_of = layout
         window = max(_SMALLEST_WINDOW, _WINDOW_BYTES // layout.block_bytes // layout.stripes)
@@ -135,7 +141,7 @@ class Push:
         return StripeWindow(count, layout.block_bytes, window, awaited=awaited, patience_s=self._place.patience.late_s)
 
     def take(self, index: int, tick: Tick) -> memoryview:
-        """The bytes of a block that `write` did not use; `used` lets them go. Raises `AgentError`."""
+        """Return the bytes of a block that `write` did not use. `used` releases them. Raises `AgentError`."""
         stripe, position = self._blocks_of.place(index)
         deadline = time.monotonic() + _STALLED_S
         while True:
@@ -153,7 +159,10 @@ class Push:
         self.rows[stripe].used(position)
 
     def wait_written(self, source: int, count: int, tick: Tick) -> None:
-        """Until `count` blocks of a source are written here; `AgentError` where one cannot be had or nothing moves."""
+        """Wait until `count` blocks of a source are written here.
+
+        Raises `AgentError` if a block is not available or there is no progress.
+        """
         moved, seen = time.monotonic(), -1
         while True:
             with self._lock:
@@ -173,7 +182,7 @@ class Push:
             raise AgentError(self.error)
 
     def fail(self, text: str) -> None:
-        """The end for this node and, through it, for those below."""
+        """Fail on this node and, through it, on the nodes below."""
         with self._lock:
             self.error = self.error or text
             self._lock.notify_all()
@@ -190,7 +199,7 @@ class Push:
         self._source.close()
         self._survey.close()
 
-    # Inside
+    # Private methods
 
     def _thread(self, name: str, work: Callable[..., None], *arguments: object) -> None:
         def run() -> None:
@@ -201,13 +210,13 @@ class Push:
             except OSError as error:
                 name = os.fsdecode(error.filename) if error.filename else ""
                 self.fail("%s%s" % (name + ": " if name else "", error.strerror or error))
-            except Exception as error:  # whoever waits for this node must hear of it
+            except Exception as error:  # the waiting run must receive the error of this node
                 self.fail("%s: %s" % (type(error).__name__, error))
 
         threading.Thread(target=run, name=name, daemon=True).start()
 
     def _read(self, layout: Layout, stripe: int, row: StripeWindow, _way: tuple[int, ...]) -> None:
-        """This node is the stripe's reader of the shared file system; several threads do this."""
+        """Read a stripe as its reader of the shared file system. Several threads run this."""
         while True:
             begun = row.begin()
             if begun is None:
@@ -232,7 +241,7 @@ class Push:
             self._fall_back(layout, stripe, row)
 
     def _fall_back(self, layout: Layout, stripe: int, row: StripeWindow) -> None:
-        """One block from the shared file system in another node's place."""
+        """Read one block from the shared file system because no node can send it."""
         begun = row.begin()
         if begun is None:
             return
@@ -241,13 +250,16 @@ class Push:
         self._read_into(layout, stripe, row, *begun)
 
     def _read_into(self, layout: Layout, stripe: int, row: StripeWindow, position: int, slot: BlockBuffer) -> None:
-        """A block from the shared file system into a place of the row."""
+        """Read a block from the shared file system into a slot of the row."""
         index = layout.index(stripe, position)
         length = self._read_block(layout, index, slot.memory)
         self._land(row, index, position, slot, length, layout.digest(index, slot.memory[:length]))
 
     def _receive(self, layout: Layout, stripe: int, row: StripeWindow, node: int) -> None:
-        """Blocks from one node until it ends or is lost; `FailedError` where it says that none can be had."""
+        """Receive blocks from one node until it ends or is lost.
+
+        Raises `FailedError` if the node reports that no block is available.
+        """
         with contextlib.ExitStack() as stack:
             try:
                 reader = stack.enter_context(self._caller.call(node))
@@ -270,7 +282,7 @@ class Push:
     def _take_block(
         self, reader: PushReader, layout: Layout, index: int, target: memoryview, node: int
     ) -> bytes | None:
-        """A block and its digest from a parent; None where it did not come, or is wrong."""
+        """Receive a block and its digest from a parent. None if it did not arrive or is wrong."""
         try:
             digest = reader.block(index, target)
         except (OSError, ProtocolError):
@@ -283,12 +295,12 @@ class Push:
     def _land(
         self, row: StripeWindow, index: int, position: int, slot: BlockBuffer, length: int, digest: bytes
     ) -> None:
-        """A verified block: children may have it, and this node writes it."""
+        """Store a verified block: children may take it, and this node writes it."""
         if row.fill(position, slot, length, digest):
             self._arrivals.put((row, position, index, slot))
 
     def _write_arrivals(self) -> None:
-        """On threads of its own: while a block is written the next one is received and verified."""
+        """Write blocks on separate threads: during a write the next block is received and verified."""
         while True:
             arrival = self._arrivals.get()
             if arrival is None:
@@ -306,7 +318,7 @@ class Push:
             self._lock.notify_all()
 
     def _read_block(self, layout: Layout, index: int, target: memoryview) -> int:
-        """A block from the shared file system; `OSError` where a file is not the one that the layout names."""
+        """Read a block from the shared file system. Raises `OSError` if a file differs from the layout."""
         block = layout.blocks[index]
         for part in block.parts:
             item = layout.items[part.item]
@@ -319,6 +331,6 @@ class Push:
             except OSError as error:
                 if error.filename is None:
                     raise
-                raise OSError(error.errno, error.strerror, path) from error  # of which folder, too
+                raise OSError(error.errno, error.strerror, path) from error  # with the full path of the source
             target[part.start : part.start + part.length] = data
         return block.length

@@ -1,7 +1,7 @@
-"""Connections of the push, seen from the child: one question, and frames until the end.
+"""The child side of the push's connections: one request, then frames until the end.
 
-A frame is a head (kind, length, number, digest), its tag, and data. The tag covers the head, and of the words of a
-failure those too; blocks and layouts are checked against the digest in the head.
+A frame is a head (kind, length, number, digest), its tag, and data. The tag covers the head, and also the text of a
+failure. Blocks and layouts are checked against the digest in the head.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Tick = Callable[[], None]
 
 
 class Patience(NamedTuple):
-    """How long to wait: for a word of a parent, for a node that was never seen, for children that come late."""
+    """Time limits: for a frame of a parent, for a node that has never answered, for children that come late."""
 
     silent_s: float = 10.0
     start_s: float = 20.0
@@ -39,7 +39,7 @@ class Patience(NamedTuple):
 
 
 class MessageKind(IntEnum):
-    """Questions, and the frames that answer them."""
+    """Requests, and the frames that answer them."""
 
     LAYOUT = 1
     STRIPE = 2
@@ -50,11 +50,11 @@ class MessageKind(IntEnum):
 
 
 class FailedError(AgentError):
-    """The other side says that this cannot be had from anybody; its words."""
+    """The peer reports that the block is not available from any node. The message is the peer's."""
 
 
 class PushReader:
-    """One open, proven connection to a parent."""
+    """One open, authenticated connection to a parent."""
 
     def __init__(self, channel: Channel, tick: Tick) -> None:
         self._channel = channel
@@ -66,8 +66,11 @@ class PushReader:
         self._connection.sendall(self._channel.seal(ASK.pack(kind, stripe, position)))
 
     def block(self, index: int, target: memoryview) -> bytes:
-        """Block `index` into `target`; returns its digest, which is not checked yet. Waits as long as the other side
-        says that it works on it; `OSError` or `ProtocolError` where it does not."""
+        """Receive block `index` into `target`. Return its digest, which is not checked yet.
+
+        Waits as long as the peer reports that it works on the block. Raises `OSError` or `ProtocolError` if it does
+        not.
+        """
         kind, length, number, digest = self._next()
         if kind != MessageKind.BLOCK or number != index or length != len(target):
             raise ProtocolError("block %d of %d bytes instead of %d" % (number, length, index))
@@ -75,7 +78,7 @@ class PushReader:
         return digest
 
     def whole(self) -> bytearray:
-        """The layout, verified."""
+        """Return the layout, verified."""
         kind, length, _, digest = self._next()
         if kind != MessageKind.LAYOUT or length > MAX_LAYOUT_BYTES:
             raise ProtocolError("a layout of %d bytes" % length)
@@ -103,7 +106,7 @@ class PushReader:
 
 
 class Caller:
-    """Opens connections to other nodes. A node that was never seen may still be starting: it gets some time."""
+    """Opens connections to other nodes. A node that has never answered may still be starting and gets more time."""
 
     def __init__(self, identity: Identity, hosts: tuple[str, ...], patience: Patience) -> None:
         self._identity = identity
@@ -118,8 +121,10 @@ class Caller:
 
     @contextlib.contextmanager
     def call(self, node: int, tick: Tick = lambda: None) -> Iterator[PushReader]:
-        """A connection to `node`, closed at the end. Raises `OSError` or `ProtocolError`, and what `tick` raises, which
-        is called now and then while there is nothing to do but wait."""
+        """Yield a connection to `node`, and close it at the end.
+
+        Calls `tick` from time to time during a wait. Raises `OSError` or `ProtocolError`, and the exceptions of `tick`.
+        """
         channel = self._connect(node, tick)
         try:
             set_timeouts(channel.socket, self._silent_s, self._silent_s)
@@ -144,7 +149,7 @@ class Caller:
 
 
 def receive_all(connection: socket.socket, target: memoryview) -> None:
-    """Fills `target`; `BlockingIOError` where nothing at all came within the socket's timeout."""
+    """Fill `target`. Raises `BlockingIOError` if no data arrived within the socket's timeout."""
     got = 0
     while got < len(target):
         step = connection.recv_into(target[got:], 0, socket.MSG_WAITALL)

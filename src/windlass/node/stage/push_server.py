@@ -1,4 +1,4 @@
-"""Connections of the push, seen from the parent: who proves the job's key gets the layout, or a stripe's blocks."""
+"""The parent side of the push's connections: sends the layout or a stripe's blocks to authenticated callers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Reread = Callable[[int, memoryview], bool]
 
 
 class Feeder:
-    """Serves children until it is closed. `reread` gives a block that has left memory from the files it became."""
+    """Serves children until it is closed. `reread` reads a block that has left memory from the files made of it."""
 
     def __init__(self, place: PushNode, push: Push, reread: Reread) -> None:
         self._push = push
@@ -45,7 +45,7 @@ class Feeder:
             kind, stripe, position = ASK.unpack(asked[: ASK.size])
             self._serve(channel, kind, stripe, position)
         except (OSError, ProtocolError):
-            pass  # gone, too slow, or not speaking the protocol
+            pass  # disconnected, too slow, or not this protocol
 
     def _serve(self, channel: Channel, kind: int, stripe: int, position: int) -> None:
         layout = None
@@ -87,7 +87,7 @@ class Feeder:
             row.leave(cursor)
 
     def _goes_on(self, channel: Channel | None) -> bool:
-        """Says that we are here and at work; False after saying why nothing more will come."""
+        """Report to the child that we are working. Return False after sending why no further block will come."""
         if self._push.error and channel is not None:
             text = self._push.error.encode("utf-8", "replace")[:MAX_TEXT_BYTES]
             _send(channel, MessageKind.FAILED, 0, NO_DIGEST, memoryview(text))

@@ -1,8 +1,8 @@
-"""Staging as a service of the agent: sources of the shared file system become copies on the node, without any mount.
+"""Staging as a service of the agent: copy sources of the shared file system to the node, without a mount.
 
-Bytes travel down the trees of `push`, read from the shared file system once and verified at every hop; a dead neighbour
-costs time and not bytes. What is being written lies under a name that nobody reads; it gets its own name in one step
-when it is complete (`places`).
+The bytes are read from the shared file system once, travel down the trees of `push`, and are verified at every hop. A
+dead neighbour costs time but no bytes. An incomplete copy has a name that no program reads. It gets its final name in
+one step when it is complete (`places`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def make(node: NodeContext, settings: dict[str, Any]) -> StageService:
 
 
 class StageService:
-    """`start` returns when everything is in its place on this node; the node then goes on feeding others."""
+    """`start` returns when all copies are complete on this node. The node then continues to feed others."""
 
     def __init__(self, node: NodeContext, settings: dict[str, Any]) -> None:
         self._node = node
@@ -92,7 +92,7 @@ class StageService:
                 signal.signal(number, handler)
 
     def news(self) -> list[str]:
-        """Who could put something else in the place of what was staged."""
+        """Report which users could replace the staged files."""
         said, self._news = self._news, []
         return said
 
@@ -142,7 +142,7 @@ class StageService:
         say(node=self._node.number, staged=self._push.bytes, of=layout.total)
 
     def _check_room(self, target: str, layout: Layout) -> None:
-        """Before the first byte travels: what will not fit is better known now than after an hour."""
+        """Check the free space before the transfer starts. An error now is better than one after an hour."""
         seen = os.statvfs(target)
         room = seen.f_bavail * seen.f_frsize
         compressed = {source for source in self._unpacked if self._archive(source).compressed}
@@ -219,13 +219,13 @@ class StageService:
         copy = self._copies.get(block.source)
         return copy is not None and copy.read(block, target)
 
-    # Whoever waits for us
+    # Progress for the waiting run
 
     def _hear(self, *_: Any) -> None:
         self._stopped = True
 
     def _tick(self) -> None:
-        """Tells how far we are; `AgentError` where nobody wants it any more."""
+        """Report the progress. Raises `AgentError` if the run no longer needs the copy."""
         if self._stopped or (self._node.follows_stdin and input_ended()):
             raise AgentError("stopped before it was complete")
         now = time.monotonic()
@@ -235,14 +235,14 @@ class StageService:
 
 
 def input_ended() -> bool:
-    """Whether whoever started us has closed our standard input; what is left in it is not touched."""
+    """Return whether the parent process has closed our standard input. Does not consume its remaining bytes."""
     poll = select.poll()
     poll.register(0, 0)
     return any(events & select.POLLHUP for _, events in poll.poll(0))
 
 
 def share(items: Sequence[Item], node: int, nodes: int) -> list[Item]:
-    """The part of a node: every folder and link, and every n-th file; of sources that are files, every n-th."""
+    """Return the share of a node: every directory and link, and every n-th file. Also every n-th file source."""
     sources = {item.source: item for item in items if not item.path}
     mine = []
     count = 0

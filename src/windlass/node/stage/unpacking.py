@@ -1,8 +1,8 @@
-"""Archives on the node: `tar` unpacks one while its blocks arrive, behind the program that decompresses it.
+"""Unpack archives on the node: `tar` unpacks an archive from a decompressor while its blocks arrive.
 
-What an archive may do is bounded. `tar` itself writes nothing through `..`, a full path or a link; here owners stay
-ours, a user's own defaults for `tar` do not count, and what is no file, folder or link is refused before anything gets
-its name.
+The effects of an archive are limited. `tar` itself writes nothing through `..`, an absolute path or a link. This module
+keeps the files owned by us and ignores the user's defaults for `tar`. It refuses every entry that is not a file,
+directory or link before the copy gets its final name.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _END_S = 120.0
 _WORDS_BYTES = 300
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
-_RECORD_BLOCKS = "2048"  # of 512 bytes: what tar reads at a time; its usual 10 kB cost a third of its time from a pipe
+_RECORD_BLOCKS = "2048"  # blocks of 512 bytes per read. tar's default of 10 kB costs a third of its time on a pipe
 # The files belong to this user: no setuid and setgid from the archive, and no write permission for others.
 _AS_OURS = ("--no-same-owner", "--no-same-permissions")
 _OTHERS_WRITE = 0o022
 _COMPRESSED = {".gz": "gzip", ".tgz": "gzip", ".zst": "zstd", ".tzst": "zstd", ".xz": "xz", ".txz": "xz"}
 _COMPRESSED.update({".bz2": "bzip2", ".tbz2": "bzip2"})
 _ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
-# The programs for each, best first. Those that use several cores come first.
+# The programs for each compression, best first. Programs that use several cores come first.
 _PROGRAMS = {
     "gzip": (("pigz", "-dc"), ("gzip", "-dc")),
     "zstd": (("zstd", "-dcq"),),
@@ -41,14 +41,14 @@ _PROGRAMS = {
 
 
 class Archive(NamedTuple):
-    """What a name says of an archive: the folder that it becomes, and how it is compressed."""
+    """An archive's properties by its name: the directory that it becomes, and its compression."""
 
     stem: str
     compressed: str | None
 
 
 def archive_of(name: str) -> Archive | None:
-    """What the ending of a name says; None for what is no archive."""
+    """Return the archive that the suffix of a name indicates, or None if it is not an archive."""
     ending = next((end for end in _ENDINGS if name.endswith(end)), None)
     if ending is None:
         return None
@@ -56,14 +56,17 @@ def archive_of(name: str) -> Archive | None:
 
 
 def unpack(blocks: Iterator[memoryview], folder: int, name: str) -> None:
-    """Hands an archive to `tar` block by block, which unpacks it into an open folder; `AgentError` with the programs'
-    words where it cannot be read, or holds what is no file, folder or link."""
+    """Pass an archive to `tar` block by block. `tar` unpacks it into an open directory.
+
+    Raises `AgentError` with the programs' messages if the archive cannot be read, or if it contains an entry that is
+    not a file, directory or link.
+    """
     archive = archive_of(name)
     assert archive is not None
     tar = ("tar", "-x", "-f", "-", "-b", _RECORD_BLOCKS, "-C", "/proc/self/fd/%d" % folder, *_AS_OURS)
     programs = [tar] if archive.compressed is None else [_decompressor(archive.compressed, name), tar]
     with contextlib.ExitStack() as stack:
-        # Files and not pipes: tar may have a word for each of many members, and nobody reads while it is fed.
+        # Files and not pipes: tar may print a message for each of many members, and no thread reads a pipe meanwhile.
         logs = [stack.enter_context(tempfile.TemporaryFile()) for _ in programs]
         running = _start(programs, folder, logs)
         try:
@@ -78,7 +81,7 @@ def unpack(blocks: Iterator[memoryview], folder: int, name: str) -> None:
                 program.wait(_END_S)
         for argv, program, log in zip(programs, running, logs):
             words = _last_words(log)
-            # Where tar fails first, the program before it loses its reader and is not to blame.
+            # If tar fails first, the program before it loses its reader and is not the cause.
             if program.returncode not in (0, -signal.SIGPIPE) and not words.endswith("roken pipe"):
                 raise AgentError("%s cannot unpack %s: %s" % (argv[0], name, words or "no message"))
     _refuse_devices(folder, name)
@@ -97,9 +100,9 @@ def _decompressor(kind: str, name: str) -> Sequence[str]:
 
 
 def _start(programs: Sequence[Sequence[str]], folder: int, logs: Sequence[IO[bytes]]) -> list[subprocess.Popen[bytes]]:
-    """The programs as a pipeline, the last one unpacking into the folder."""
+    """Start the programs as a pipeline. The last one unpacks into the directory."""
     env = {**own_environ(), "LC_ALL": "C"}
-    for variable in ("TAR_OPTIONS", "GZIP", "XZ_OPT", "XZ_DEFAULTS"):  # a user's defaults are for archives of their own
+    for variable in ("TAR_OPTIONS", "GZIP", "XZ_OPT", "XZ_DEFAULTS"):  # the user's defaults do not apply here
         env.pop(variable, None)
     masked = os.umask(0o077)
     os.umask(masked)
@@ -125,14 +128,14 @@ def _start(programs: Sequence[Sequence[str]], folder: int, logs: Sequence[IO[byt
             if end is not None:
                 _widen(end)
         if running and running[-1].stdout is not None:
-            running[-1].stdout.close()  # so that it hears when its reader ends
+            running[-1].stdout.close()  # so that the program notices when its reader ends
             running[-1].stdout = None
         running.append(program)
     return running
 
 
 def _widen(pipe: IO[bytes]) -> None:
-    """Fewer switches between the two ends; as it is where the user has too many wide pipes already."""
+    """Enlarge a pipe, for fewer context switches. Unchanged if the user already has too many large pipes."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(pipe.fileno(), _F_SETPIPE_SZ, _PIPE_BYTES)
 
@@ -140,7 +143,7 @@ def _widen(pipe: IO[bytes]) -> None:
 def _feed(first: subprocess.Popen[bytes], blocks: Iterator[memoryview]) -> None:
     pipe, first.stdin = first.stdin, None
     assert pipe is not None
-    with contextlib.closing(pipe), contextlib.suppress(BrokenPipeError):  # its own words say why
+    with contextlib.closing(pipe), contextlib.suppress(BrokenPipeError):  # the program's own message has the reason
         for data in blocks:
             written = 0
             while written < len(data):
@@ -148,7 +151,7 @@ def _feed(first: subprocess.Popen[bytes], blocks: Iterator[memoryview]) -> None:
 
 
 def _refuse_devices(folder: int, name: str) -> None:
-    """`AgentError` where something in the folder is no file, folder or link. No link is followed."""
+    """Raise `AgentError` if an entry of the directory is not a file, directory or link. Follows no link."""
     top = "/proc/self/fd/%d" % folder
     left = [top]
     while left:

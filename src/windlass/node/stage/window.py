@@ -1,7 +1,7 @@
-"""The blocks of one stripe on one node, in order: a window of them in memory, and who has taken which.
+"""The blocks of one stripe on one node, in order: a window in memory, and the progress of each reader.
 
-Whoever fills the row waits while the window is full, so a slow disk or a slow child slows its own parent down and costs
-no memory. Threads: one or more fill, any number take.
+A thread that fills the row waits while the window is full. A slow disk or a slow child therefore slows down its parent
+and needs no additional memory. One or more threads fill, any number take.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BlockBuffer:
 
 
 class Cursor:
-    """Somebody who takes block after block. `behind`: so far back that the window holds its block no more."""
+    """A reader that takes block after block. `behind`: its next block is no longer in the window."""
 
     __slots__ = ("behind", "position")
 
@@ -43,8 +43,11 @@ class Cursor:
 
 
 class StripeWindow:
-    """`awaited`: children that will come; their blocks are kept for them until `patience_s` have passed. Blocks stay as
-    long as their memory is not needed, so who comes a little late finds everything."""
+    """The blocks of one stripe.
+
+    `awaited`: children that will connect. Their blocks are kept for them until `patience_s` have passed. Blocks stay as
+    long as their memory is not needed, so a child that is a little late finds all of them.
+    """
 
     def __init__(self, count: int, block_bytes: int, window: int, *, awaited: int = 0, patience_s: float = 0.0) -> None:
         self.count = count
@@ -66,7 +69,7 @@ class StripeWindow:
     # Filling
 
     def begin(self) -> tuple[int, BlockBuffer] | None:
-        """The next position to fill and memory for it, when there is room; None when all are begun."""
+        """Return the next position to fill and its memory, when there is room. None if all positions are begun."""
         with self._changed:
             while not self._closed and self._begun < self.count:
                 slot = self._spare()
@@ -77,13 +80,13 @@ class StripeWindow:
             return None
 
     def undo(self, slot: BlockBuffer) -> None:
-        """The last position begun was not filled after all. Only where one thread fills."""
+        """Give back the last begun position, which was not filled. Only for a single filling thread."""
         with self._changed:
             self._begun -= 1
             self._free.append(slot)
 
     def fill(self, position: int, slot: BlockBuffer, length: int, digest: bytes) -> bool:
-        """A block is here. Waits for those before it; False where the row was closed first."""
+        """Store a block. Waits for the blocks before it. Return False if the row was closed first."""
         slot.length, slot.digest, slot.used = length, digest, False
         with self._changed:
             self._changed.wait_for(lambda: self.arrived == position or self._closed)
@@ -107,7 +110,7 @@ class StripeWindow:
         return self._slots.pop(self.first - 1)
 
     def _may_go(self) -> bool:
-        """Whether nobody needs the first block of the window any more."""
+        """Return whether the first block of the window is no longer needed."""
         if not self._slots[self.first].used or any(cursor.position <= self.first for cursor in self._cursors):
             return False
         return len(self._callers) >= self._awaited or time.monotonic() > self._patient_until
@@ -115,19 +118,19 @@ class StripeWindow:
     # Taking
 
     def take(self, position: int, timeout_s: float) -> BlockBuffer | None:
-        """For this node's own use, before `used`: the block, or None where it has not come yet."""
+        """Return the block for use on this node, before `used`. None if it has not arrived yet."""
         with self._changed:
             self._changed.wait_for(lambda: self.arrived > position or self._closed, timeout_s)
             return self._slots.get(position)
 
     def used(self, position: int) -> None:
-        """This node needs the block no more, only children may."""
+        """Record that only children may still need the block."""
         with self._changed:
             self._slots[position].used = True
             self._changed.notify_all()
 
     def join(self, position: int, caller: int) -> Cursor:
-        """A child that wants everything from `position` on."""
+        """Return a cursor for a child that needs all blocks from `position` on."""
         cursor = Cursor(position)
         with self._changed:
             self._callers.add(caller)
@@ -135,7 +138,7 @@ class StripeWindow:
         return cursor
 
     def wait(self, cursor: Cursor, timeout_s: float) -> BlockBuffer | None:
-        """The block at the cursor; None where it has not come yet, or the cursor is behind the window."""
+        """Return the block at the cursor. None if it has not arrived, or if the cursor is behind the window."""
         with self._changed:
             self._look(cursor)
             if cursor.behind:
@@ -144,7 +147,7 @@ class StripeWindow:
             return self._slots.get(cursor.position)
 
     def step(self, cursor: Cursor) -> None:
-        """The cursor's block was taken."""
+        """Move the cursor past its block."""
         with self._changed:
             cursor.position += 1
             self._changed.notify_all()

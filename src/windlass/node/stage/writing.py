@@ -1,7 +1,7 @@
-"""Blocks become files: written by whichever thread has them, in any order, and read back for who comes late.
+"""Write blocks to files, from any thread and in any order, and read them back for late children.
 
-Everything is reached from the descriptor of a folder that only this user can enter, and every name above a file is a
-folder of the layout (`layout.parse_items` sees to it): no write goes through a link.
+All paths start at the descriptor of a directory that only this user can enter. Every parent of a file is a directory of
+the layout, which `layout.parse_items` checks. No write therefore goes through a link.
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ from windlass.node.stage.layout import BlockPart, Item, StageBlock
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT_BITS = 0o755
-"""Permission bits of the source that a copy keeps. The copy belongs to another user than the source may: setuid, setgid
-and write permission for others would let the source's owner act as the owner of the copy."""
+"""Permission bits of the source that a copy keeps.
+
+The owner of the copy may differ from the owner of the source. With setuid, setgid or write permission for others, the
+source's owner could act as the owner of the copy.
+"""
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Copy:
-    """The copy of one source, as `name` in the folder `parent` (a descriptor). Folders, links and empty files are made
-    at once, the rest as it comes."""
+    """The copy of one source, as `name` in the directory `parent` (a descriptor).
+
+    Directories, links and empty files are made at once, other files as their blocks arrive.
+    """
 
     def __init__(self, items: Sequence[Item], source: int, parent: int, name: str, block_bytes: int) -> None:
         self._items = items
@@ -37,10 +42,10 @@ class Copy:
         os.umask(self._masked)
         self.files = 0
         self.dropped_bits = sum(item.target is None and _mode(item) != stat.S_IMODE(item.mode) for item in self._own)
-        """Files and folders whose copy has fewer permission bits than the source."""
+        """Files and directories whose copy has fewer permission bits than the source."""
 
     def begin(self) -> None:
-        """All names that have no bytes. Raises `OSError`."""
+        """Make all entries that have no bytes. Raises `OSError`."""
         for item in self._own:
             folder, name = self._place(item)
             if item.target is not None:
@@ -53,11 +58,11 @@ class Copy:
                 self._end_file(self._create(item), item)
 
     def moved(self, parent: int, name: str) -> None:
-        """The copy has its own name now."""
-        self._top = os.dup(parent), os.fsencode(name)  # who reads meanwhile still uses the one before
+        """Record that the copy has its final name."""
+        self._top = os.dup(parent), os.fsencode(name)  # threads that are reading still use the previous descriptor
 
     def write(self, block: StageBlock, data: memoryview) -> None:
-        """Every part of a block to its place in its file. From any thread. Raises `OSError`."""
+        """Write every part of a block to its file. From any thread. Raises `OSError`."""
         for part in block.parts:
             item = self._items[part.item]
             piece = data[part.start : part.start + part.length]
@@ -69,7 +74,7 @@ class Copy:
                 self._write_part(item, part, piece)
 
     def read(self, block: StageBlock, target: memoryview) -> bool:
-        """A block from the files again; False where they are not all there."""
+        """Read a block back from the files. Return False if not all of them exist."""
         try:
             for part in block.parts:
                 folder, name = self._place(self._items[part.item])
@@ -85,7 +90,7 @@ class Copy:
         return True
 
     def settle(self) -> None:
-        """Modes and dates of folders, when nothing more is written into them."""
+        """Set modes and dates of directories after the last write into them."""
         for item in reversed(self._own):
             if item.is_folder:
                 folder, name = self._place(item)
@@ -97,7 +102,7 @@ class Copy:
                     os.close(fd)
 
     def _place(self, item: Item) -> tuple[int, bytes]:
-        """Folder and name of an item: the copy's own name, or a path below its folder."""
+        """Return directory and name of an item: the copy's name, or a path below its directory."""
         return (self._folder, item.path) if item.path else self._top
 
     def _create(self, item: Item) -> int:

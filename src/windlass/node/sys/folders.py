@@ -118,8 +118,8 @@ def keep_to_ourselves(path: str | os.PathLike[str]) -> None:
 def open_folder(path: str | os.PathLike[str]) -> int:
     """Open a directory in which files can be created and renamed. Return a descriptor.
 
-    Follows links of ours and of the system. Raises `UntrustedError` for a link of another user, because that user could
-    point it to a directory of ours.
+    Follows our links and links of the system. Raises `UntrustedError` for a link of another user, because that user
+    could point it to one of our directories.
     """
     steps = os.fspath(path).split(os.sep)[::-1]
     folder = os.open(os.sep if os.path.isabs(path) else os.curdir, _STEP)
