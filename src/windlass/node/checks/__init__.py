@@ -1,1 +1,1 @@
-"""The part of the doctor that travels to the nodes: Python 3.9 and its standard library, nothing else."""
+"""The node-side part of the doctor. Python 3.9 and its standard library only."""

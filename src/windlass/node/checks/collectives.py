@@ -1,10 +1,11 @@
-"""Collectives of the examination, with the ranks' own torch: an all-reduce over all, the search for a slow node.
+"""Time collectives with the ranks' own torch: an all-reduce over all ranks, and the search for a slow node.
 
-Which node is slow: groups of nodes that shrink by half each round, and at the end pairs with other partners. Pure.
+The search uses groups of nodes that shrink by half each round, and at the end pairs with other partners. The functions
+that form and judge the groups are pure.
 
-Every round times the same collective in all groups at once, so N nodes take about log2(N) rounds. In the last one each
-node of a slow pair meets a node of a good pair: who is slow again is to blame, and where nobody is, the link between
-the two was.
+Every round times the same collective in all groups at once, so N nodes take about log2(N) rounds. In the last round
+each node of a slow pair is paired with a node of a good pair. A node that is slow again is the cause. If neither is
+slow again, the cause was the link between the two.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _HOST_BYTES = 4 << 20
 _DEVICE_SIDE = 4096
 _HOST_SIDE = 256
 _PRODUCTS_S = 0.5
-"""So long that a healthy core is not taken away all the time."""
+"""Long enough that other processes cannot take a healthy core away all the time."""
 
 
 class CheckedRank:
-    """This rank among the others, and the device that it works with."""
+    """This rank among the others, and its device."""
 
     def __init__(self, torch: Any, rank: int, local_rank: int, spec: dict[str, Any]) -> None:
         self.torch, self.dist = torch, torch.distributed
@@ -39,7 +40,7 @@ class CheckedRank:
         self.tensor = torch.ones(size // 4, dtype=torch.float32, device=self.device)
 
     def seconds(self, group: Any = None, repeats: int = REPEATS) -> list[float]:
-        """Seconds of each all-reduce in this group, after a few that do not count."""
+        """Return the seconds of each all-reduce in this group, after a few that do not count."""
         found = []
         for turn in range(WARM_UP + repeats):
             self.tensor.fill_(1.0)
@@ -53,11 +54,11 @@ class CheckedRank:
         return found
 
     def is_right(self) -> bool:
-        """Whether the last all-reduce over all has the right result."""
+        """Return whether the last all-reduce over all ranks has the right result."""
         return bool((self.tensor == self.dist.get_world_size()).all().item())
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """The same few numbers of every rank, on every rank."""
+        """Return the same few numbers of every rank, on every rank."""
         torch = self.torch
         mine = torch.tensor(list(values), dtype=torch.float64).to(torch.float32).to(self.device)
         everyone = [torch.zeros_like(mine) for _ in range(self.dist.get_world_size())]
@@ -66,7 +67,10 @@ class CheckedRank:
 
 
 def pick_device(torch: Any, local: int) -> tuple[str, Any, Callable[[], None]]:
-    """The backend, the device of this rank, which is made the current one, and what waits for it."""
+    """Return the backend, the device of this rank, and the function that waits for the device.
+
+    Makes the device the current one.
+    """
     for name, backend in (("cuda", "nccl"), ("xpu", "xccl")):
         module = getattr(torch, name, None)
         if module is not None and module.is_available():
@@ -77,7 +81,7 @@ def pick_device(torch: Any, local: int) -> tuple[str, Any, Callable[[], None]]:
 
 
 def measure(torch: Any, rank: int, local_rank: int, spec: dict[str, Any]) -> dict[str, Any]:
-    """What an all-reduce over all ranks takes and whether it is right; with `full`, who is slow."""
+    """Time an all-reduce over all ranks and check its result. With `full`, also find slow nodes."""
     try:
         world = CheckedRank(torch, rank, local_rank, spec)
         seconds = world.seconds()
@@ -97,13 +101,16 @@ def measure(torch: Any, rank: int, local_rank: int, spec: dict[str, Any]) -> dic
             if rank == 0:
                 found["slow"] = search
         return found
-    except Exception as error:  # what went wrong is the answer
+    except Exception as error:  # the error is the result
         return {"all_reduce_error": "%s: %s" % (type(error).__name__, str(error).strip().splitlines()[0][:300])}
 
 
 def find_slow(world: CheckedRank, over_all: list[float]) -> dict[str, Any]:
-    """Rounds of all-reduces in groups that shrink by half, then slow pairs with other partners; and a product of
-    matrices on every device. The same on all ranks."""
+    """Find slow nodes, links and devices. Every rank returns the same result.
+
+    Runs rounds of all-reduces in groups that shrink by half, then slow pairs with other partners. It also times a
+    product of matrices on every device.
+    """
     plan = rounds(world.nodes)
     steps = [{"groups": 1, "nodes": world.nodes, "best_s": round(min(over_all), 6), "slow": 0}]
     times: Times = {}
@@ -132,7 +139,7 @@ def find_slow(world: CheckedRank, over_all: list[float]) -> dict[str, Any]:
 
 
 def timed(world: CheckedRank, groups: Sequence[Sequence[int]]) -> Times:
-    """One round: every group at once. Nodes that are in none of them wait."""
+    """Run one round with all groups at once. Nodes in no group wait."""
     mine = next((index for index, group in enumerate(groups) if world.node in group), None)
     values = [0.0] * REPEATS
     if mine is not None:
@@ -150,7 +157,7 @@ def timed(world: CheckedRank, groups: Sequence[Sequence[int]]) -> Times:
 
 
 def slow_devices(world: CheckedRank) -> dict[int, float]:
-    """Ranks whose device is slow, twice in a row."""
+    """Return ranks whose device is slow, twice in a row."""
     first = _products(world)
     if not first:
         return {}
@@ -165,7 +172,7 @@ def _products(world: CheckedRank) -> dict[int, float]:
     kind = torch.float32 if host else torch.bfloat16
     left = torch.ones((side, side), dtype=kind, device=world.device)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # threads that wait for each other on busy cores say nothing about the node
+    torch.set_num_threads(1)  # threads that wait for each other on busy cores would distort the result
     seconds: list[float] = []
     world.dist.barrier()
     until = time.perf_counter() + _PRODUCTS_S
@@ -193,25 +200,25 @@ def _step(groups: Sequence[Sequence[int]], times: Times, suspects: dict[int, flo
 
 
 FACTOR = 2.5
-"""A group is slow when it takes this many times as long as the usual one of its round…"""
+"""A group is slow only if it takes this many times as long as the usual group of its round."""
 SPREADS = 3.0
-"""…and is this many spreads away from it."""
+"""A group is slow only if it also differs from the usual group by this many spreads."""
 
 Times = dict[int, Sequence[float]]
-"""By group: seconds of each repetition."""
+"""Seconds of each repetition, by group."""
 
 
 class SlowParts(NamedTuple):
-    """What the rounds say: nodes by number, links as pairs of them."""
+    """The result of the rounds: nodes by number, links as pairs of nodes."""
 
     nodes: tuple[int, ...] = ()
     links: tuple[tuple[int, int], ...] = ()
     factor: float = 0.0
-    """How many times slower than the usual the worst of them is."""
+    """How many times slower than usual the worst of them is."""
 
 
 def rounds(nodes: int) -> list[list[list[int]]]:
-    """Groups of node numbers of each round: all, halves, quarters, …, pairs (or threes)."""
+    """Return the groups of node numbers of each round: all, halves, quarters, …, pairs (or threes)."""
     groups = [list(range(nodes))]
     plan = [groups]
     while any(len(group) > 3 for group in groups):
@@ -228,14 +235,17 @@ def _halves(group: list[int]) -> list[list[int]]:
 
 
 def group_of(groups: Sequence[Sequence[int]], node: int) -> int:
-    """The number of the group that this node is in."""
+    """Return the number of the group that contains this node."""
     return next(index for index, group in enumerate(groups) if node in group)
 
 
 def slow_groups(times: Times, part: int = 2) -> dict[int, float]:
-    """Groups that are slow against the others of their round, with how many times. Each counts by its quickest
-    repetition: what disturbs a healthy group now and then leaves one repetition alone, a slow node leaves none. Usual
-    is what the quickest 1/`part` of the groups takes at most."""
+    """Return the groups that are slow compared with the others of their round, with their factor.
+
+    Each group is judged by its quickest repetition. An occasional disturbance of a healthy group spares at least one
+    repetition. A slow node slows down all of them. The usual time is the maximum of the quickest 1/`part` of the
+    groups.
+    """
     best = {group: min(values) for group, values in times.items() if values}
     if len(best) < 2:
         return {}
@@ -249,8 +259,11 @@ def slow_groups(times: Times, part: int = 2) -> dict[int, float]:
 
 
 def partners(groups: Sequence[Sequence[int]], slow: dict[int, float]) -> list[list[list[int]]]:
-    """The last rounds: each node of a slow group with one node of a good group, as many at once as there are good ones;
-    good ones that are left meet each other. None where no group is good, or nothing is slow."""
+    """Return the last rounds: each node of a slow group with one node of a good group.
+
+    A round has at most as many such pairs as there are good nodes. Remaining good nodes are paired with each other.
+    Empty if no group is good or no group is slow.
+    """
     suspects = [node for index in sorted(slow) for node in groups[index]]
     good = [node for index, group in enumerate(groups) if index not in slow for node in group]
     if not suspects or not good:
@@ -267,12 +280,12 @@ def partners(groups: Sequence[Sequence[int]], slow: dict[int, float]) -> list[li
 def judge(
     groups: Sequence[Sequence[int]], slow: dict[int, float], last: Sequence[Sequence[int]], times: Times
 ) -> SlowParts:
-    """After the last round: `times` of its groups `last`, against those of the pairs before it."""
+    """Judge the last round: compare the `times` of its groups `last` with the pairs before it."""
     best = {group: min(values) for group, values in times.items() if values}
     if not best:
         return SlowParts()
     suspects = {node for index in slow for node in groups[index]}
-    again = slow_groups(times, part=3)  # up to a half of these groups hold a suspect
+    again = slow_groups(times, part=3)  # up to half of these groups contain a suspect
     blamed = tuple(sorted(node for index in again for node in last[index] if node in suspects))
     links = []
     for index in slow:
@@ -288,5 +301,5 @@ def _low_median(values: list[float]) -> float:
 
 
 def _spread(values: list[float]) -> float:
-    """Between the quickest and the middle repetition: outliers above do not count."""
+    """Return the difference between the quickest and the median repetition, which ignores outliers above."""
     return _low_median(values) - min(values)

@@ -1,4 +1,4 @@
-"""Devices of a node: how many there are, their memory, errors and clocks, by the vendor's own tool."""
+"""Devices of a node: their number, memory, errors and clocks, from the vendor's tool."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from windlass.node.sys.text import binary_size, listed
 from windlass.node.sys.tools import MissingError, text_of
 
 Expected = dict[str, Any]
-"""`vendor`, `count` (as frameworks count), `cards`, `memory_bytes`; empty: the plan knows of none."""
+"""`vendor`, `count` (as frameworks count), `cards`, `memory_bytes`. Empty if the plan has no devices."""
 
 BUSY_SHARE = 0.02
 BUSY_BYTES = 1 << 30
@@ -24,7 +24,7 @@ _TOOL_S = 5.0
 
 
 def check_devices(expected: Expected) -> list[Finding]:
-    """Count, memory, errors and clocks of the devices of this node."""
+    """Check number, memory, errors and clocks of the devices of this node."""
     vendor = expected.get("vendor") or _vendor_here()
     if not vendor:
         return [not_applicable("devices", "no accelerator is expected here, and none is seen")]
@@ -35,7 +35,7 @@ def check_devices(expected: Expected) -> list[Finding]:
 
 
 def look(vendor: str) -> tuple[list[DeviceReading], str, list[str]]:
-    """The devices, the tool that told, and what it complains of; no tool: empty."""
+    """Return the devices, the tool that reported them, and its complaints. The tool is empty if there is no tool."""
     tool = next((name for name in _TOOLS[vendor] if _tool(name)), "")
     seen: list[DeviceReading] = []
     troubles: list[str] = []
@@ -118,7 +118,7 @@ def _clocks(seen: Sequence[DeviceReading]) -> Finding:
 
 
 def _by_files(vendor: str, expected: Expected) -> Finding:
-    """Without the vendor's tool: the device files that frameworks open."""
+    """Check the device files that frameworks open, for nodes without the vendor's tool."""
     count = len(_files(vendor))
     wanted = expected.get("cards") if vendor != "amd" else expected.get("count")
     text = "%d device files (no %s tool in PATH)" % (count, vendor)
@@ -136,7 +136,7 @@ def _files(vendor: str) -> list[str]:
 
 
 def _vendor_here() -> str:
-    """Whose devices are here, where the plan does not say; a display of Intel's is none."""
+    """Return the vendor of the devices here, if the plan has none. An Intel display does not count."""
     return next((vendor for vendor in ("nvidia", "amd") if any(map(_tool, _TOOLS[vendor])) and _files(vendor)), "")
 
 

@@ -1,4 +1,4 @@
-"""What one check prints: a finding as JSON, in the form that `windlass.model.finding` decodes."""
+"""The output of one check: a finding as JSON, in the form that `windlass.model.finding` decodes."""
 
 from __future__ import annotations
 

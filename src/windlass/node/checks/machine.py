@@ -1,4 +1,4 @@
-"""The machine under a node: its CPUs, memory and links, to be compared with the other nodes, and who else uses it."""
+"""Report CPUs, memory and links of a node for comparison with other nodes, and foreign load on it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from windlass.node.sys.tools import text_of
 
 JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "FLUX_JOB_ID")
 _LOW_SHARE = 0.3
-"""A node that an earlier job left has most of its memory free; caches that we keep in memory take less than this."""
+"""A node that an earlier job released has most of its memory free. Our caches in memory use less than this."""
 _LOOKS = 4
 _LOOK_EVERY_S = 0.25
 _FIRST_UID = 1000
-"""Below are the site's own services."""
+"""Lower numbers belong to services of the site."""
 
 
 def check_hardware(nics: Sequence[str], proc: str = "/proc", net: str = NET) -> Finding:
-    """CPUs, memory and links of this node as facts. Nodes of one type have the same."""
+    """Report CPUs, memory and links of this node as facts. They are equal on all nodes of one type."""
     lines = [line.partition(":") for line in text_of(proc + "/cpuinfo").splitlines()]
     models = [value.strip() for name, _, value in lines if name.strip() in {"model name", "CPU part", "cpu"}]
     cpus = "%d x %s" % (sum(name.strip() == "processor" for name, _, _ in lines), models[0] if models else "?")
@@ -41,7 +41,7 @@ def check_hardware(nics: Sequence[str], proc: str = "/proc", net: str = NET) -> 
 
 
 def check_memory(job: str, proc: str = "/proc") -> Finding:
-    """Memory that ranks may use, against the node's and the share of its CPUs that the job has."""
+    """Compare the memory that ranks may use with the node's memory and the job's share of its CPUs."""
     total, left = _meminfo(proc, "MemTotal:"), memory_left(proc)
     if not total or not left:
         return not_applicable("memory", "the node does not tell")
@@ -63,7 +63,7 @@ def _meminfo(proc: str, name: str) -> int:
 
 
 def check_busy(job: str, proc: str = "/proc") -> Finding:
-    """Processes of other users and jobs that keep the CPUs of this job busy."""
+    """Find processes of other users and jobs that keep the CPUs of this job busy."""
     if not job:
         return not_applicable("busy-node", "not inside a job: what runs here may be wanted")
     running: Counter[str] = Counter()
@@ -82,7 +82,7 @@ def check_busy(job: str, proc: str = "/proc") -> Finding:
 
 
 def _stranger(proc: str, name: str, job: str) -> str:
-    """The process in words, where it belongs to another user or job and may run on our CPUs."""
+    """Describe the process if it belongs to another user or job and may run on our CPUs."""
     try:
         uid = os.stat("%s/%s" % (proc, name)).st_uid
         shared = os.sched_getaffinity(int(name)) & os.sched_getaffinity(0)

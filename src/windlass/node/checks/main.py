@@ -1,9 +1,9 @@
-"""All checks of one node, side by side, and a message with what they found.
+"""Run all checks of one node in parallel and send a message with their findings.
 
-A check that hangs (a dead file system, a driver that does not answer) is a finding, and delays nobody: each has a
-thread of its own, and the process leaves without those that are still waiting.
+A check that hangs (a dead file system, a driver that does not answer) becomes a finding and does not delay the others.
+Each check has a separate thread, and the process exits without waiting for hanging threads.
 
-Processes of this user that an earlier job left on the node: they hold devices, ports and memory.
+This module also finds processes of this user that an earlier job left on the node. They hold devices, ports and memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Process = tuple[int, str, dict[str, str]]
 
 
 def processes_of(uid: int, proc: str = "/proc") -> list[Process]:
-    """Processes of this user that let us read their environment."""
+    """Return the processes of this user whose environment we can read."""
     found = []
     for name in os.listdir(proc):
         if not name.isdigit():
@@ -57,7 +57,7 @@ def processes_of(uid: int, proc: str = "/proc") -> list[Process]:
 
 
 def check_leftovers(processes: Sequence[Process], job: str) -> Finding:
-    """Ranks of another job, or of none, where `job` has the node now."""
+    """Find ranks of another job, or of no job, on a node that now belongs to `job`."""
     if not job:
         return not_applicable("leftover-processes", "not inside a job: what runs here may be wanted")
     left: dict[int, str] = {}
@@ -72,12 +72,12 @@ def check_leftovers(processes: Sequence[Process], job: str) -> Finding:
 
 
 Spec = dict[str, Any]
-"""What the login side tells: see `windlass.diagnose.doctor.nodes.node_spec`."""
+"""The settings from the login side. See `windlass.diagnose.doctor.nodes.node_spec`."""
 Check = Callable[[], Sequence[Finding]]
 
 
 def node_checks(spec: Spec, node: int) -> list[tuple[str, Check]]:
-    """The checks of a node, with the name under which one that hangs is reported."""
+    """Return the checks of a node, each with the name under which a hang is reported."""
     interfaces, environ = states(), dict(own_environ())
     meeting = None if spec.get("alone") else spec.get("meeting")
     checks: list[tuple[str, Check]] = [
@@ -101,13 +101,13 @@ def node_checks(spec: Spec, node: int) -> list[tuple[str, Check]]:
 
 
 def run_checks(checks: Sequence[tuple[str, Check]], seconds: float) -> list[Finding]:
-    """All of them at once; one that raises or does not end in time is a finding itself."""
+    """Run all checks at once. A check that raises or does not end in time becomes a finding."""
     found: dict[str, list[Finding]] = {}
 
     def run(name: str, check: Check) -> None:
         try:
             found[name] = list(check())
-        except Exception as error:  # a check that breaks must not hide the others
+        except Exception as error:  # a failing check must not hide the others
             found[name] = [warn(name, "could not be checked: %s: %s" % (type(error).__name__, error), "")]
 
     threads = [threading.Thread(target=run, args=item, daemon=True) for item in checks]
@@ -127,4 +127,4 @@ def main(settings: Spec) -> int:
     out = node_writer(settings)
     node = place_of(settings["place"]) + settings["first"]
     out.send(findings=run_checks(node_checks(settings, node), settings["seconds"]), done=True)
-    os._exit(0)  # not by way of threads that still wait for a dead file system
+    os._exit(0)  # do not join threads that still wait for a dead file system

@@ -1,9 +1,10 @@
-"""Node 0 listens where rank 0 will; every other node calls it. Shows that the port is free, that the name resolves and
-the way there is open, and how far the clocks are apart.
+"""Test the rendezvous: node 0 listens on rank 0's port, and every other node connects to it.
 
-What is said is a word of this check and the time of day: nothing that a stranger could not know.
+The check shows that the port is free, that the name resolves, that the network path is open, and how much the clocks
+differ. The messages contain only a token of this check and the time of day, so they reveal no secret.
 
-Network interfaces of a node: those the site names are there and up, and those that variables name exist.
+This module also checks the network interfaces of a node. The interfaces that the site lists must exist and be up. The
+interfaces that variables name must exist.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _CALL_S = 2.0
 
 
 def hold(port: int, word: str, callers: int, seconds: float, clock: Clock = time.time) -> list[Finding]:
-    """Node 0: listen on the port until every other node has called or the time is over."""
+    """Listen on the port (node 0) until every other node has connected or the time is over."""
     try:
         server = _listen(port)
     except OSError as error:
@@ -63,7 +64,7 @@ def _listen(port: int) -> socket.socket:
 
 
 def _serve(server: socket.socket, word: str, callers: int, seconds: float, clock: Clock) -> int:
-    """Answer each line that holds the word with the time. Returns how many callers have had all their answers."""
+    """Answer each line that contains the token with the time. Return the number of callers with all answers."""
     deadline = time.monotonic() + seconds
     done = 0
     with selectors.DefaultSelector() as waiting:
@@ -88,7 +89,7 @@ def _serve(server: socket.socket, word: str, callers: int, seconds: float, clock
 
 
 def _answer(caller: socket.socket, word: str, rounds: int, clock: Clock) -> int:
-    """One more round with this caller, or -1 where it is gone or a stranger."""
+    """Do one more round with this caller. Return -1 if it disconnected or is a stranger."""
     try:
         said = caller.recv(256)
         if said.strip() != word.encode():
@@ -102,7 +103,7 @@ def _answer(caller: socket.socket, word: str, rounds: int, clock: Clock) -> int:
 
 
 def call(address: str, port: int, word: str, seconds: float, clock: Clock = time.time) -> list[Finding]:
-    """Every other node: resolve, connect, compare clocks."""
+    """Resolve, connect and compare clocks (every other node)."""
     try:
         known = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -131,7 +132,10 @@ def call(address: str, port: int, word: str, seconds: float, clock: Clock = time
 
 
 def _compare(there: socket.socket, word: str, clock: Clock) -> float | None:
-    """Seconds that this node's clock is ahead, by the quickest of a few rounds; None where a stranger answers."""
+    """Return how many seconds this node's clock is ahead, from the quickest of a few rounds.
+
+    None if a stranger answers.
+    """
     best: tuple[float, float] | None = None
     for _ in range(_ROUNDS):
         sent, before = clock(), time.monotonic()
@@ -147,7 +151,7 @@ def _compare(there: socket.socket, word: str, clock: Clock) -> float | None:
 
 
 def judge_skew(skew_s: float) -> Finding:
-    """Seconds that this node's clock is ahead of the first node's."""
+    """Judge by how many seconds this node's clock is ahead of the first node's."""
     if abs(skew_s) < SKEW_WARN_S:
         return ok("clock", "within %g s of the first node" % SKEW_WARN_S, skew_s=round(skew_s, 4))
     seen = "%.1f s %s the first node" % (abs(skew_s), "ahead of" if skew_s > 0 else "behind")
@@ -156,7 +160,7 @@ def judge_skew(skew_s: float) -> Finding:
 
 
 def check_meeting(node: int, nodes: int, address: str, port: int, word: str, seconds: float) -> list[Finding]:
-    """This node's part in it."""
+    """Run this node's part of the check."""
     if node == 0:
         return hold(port, word, nodes - 1, seconds)
     if not address:
@@ -169,8 +173,10 @@ RDMA = ("/sys/class/cxi", "/sys/class/infiniband")
 
 
 def states(net: str = NET) -> dict[str, str]:
-    """Interfaces of this node and whether they are up; `unknown` counts as up where there is a carrier (loopback and
-    virtual ones never say)."""
+    """Return the interfaces of this node and whether they are up.
+
+    `unknown` counts as up if there is a carrier, because loopback and virtual interfaces never report a state.
+    """
     found = {}
     for name in names_in(net):
         state = text_of("%s/%s/operstate" % (net, name))
@@ -184,7 +190,7 @@ def has_rdma() -> bool:
 
 
 def check_nics(expected: Sequence[str], found: dict[str, str]) -> Finding:
-    """Interfaces that the site says a node has."""
+    """Check the interfaces that a node has according to the site."""
     if not expected:
         up = [name for name, state in found.items() if state == "up" and name != "lo"]
         return ok("network-interfaces", "up: %s; no site file says which there should be" % (listed(up) or "none"))
@@ -197,8 +203,10 @@ def check_nics(expected: Sequence[str], found: dict[str, str]) -> Finding:
 
 
 def check_named(variables: Sequence[tuple[str, str]], found: dict[str, str], alone: bool = False) -> Finding:
-    """Interfaces that variables of the ranks name (NCCL_SOCKET_IFNAME and the like) exist here and are up. `alone`:
-    there is no other node to reach."""
+    """Check that interfaces in variables of the ranks (such as NCCL_SOCKET_IFNAME) exist here and are up.
+
+    `alone`: there is no other node to reach.
+    """
     if not variables:
         return not_applicable("interface-variables", "no variable names an interface")
     bad: list[str] = []
@@ -219,7 +227,10 @@ def check_named(variables: Sequence[tuple[str, str]], found: dict[str, str], alo
 
 
 def matching(variable: str, value: str, found: dict[str, str]) -> list[str]:
-    """Interfaces that a value means: Gloo takes exact names, NCCL and RCCL prefixes, `=name` and `^name`."""
+    """Return the interfaces that a value selects.
+
+    Gloo takes exact names. NCCL and RCCL take prefixes, `=name` and `^name`.
+    """
     names = [word for word in value.lstrip("^=").split(",") if word]
     exact = variable.startswith(("GLOO", "TP")) or value.lstrip("^").startswith("=")
     hit = [item for item in found if any(item == name or (not exact and item.startswith(name)) for name in names)]

@@ -1,11 +1,11 @@
-"""A rank of the examination, started as the plan starts any: says what it got, and times a few collectives.
+"""A rank of the doctor, started like any rank of the plan: reports its environment and times collectives.
 
-Runs with the user's interpreter, inside the container where there is one. The first rank of a
-node also tells what is the same for all of its ranks.
+It runs with the user's interpreter, inside the container if there is one. The first rank of a node also reports the
+facts that all of the node's ranks share.
 
-The environment of a rank as it really is: which Python, which torch, on which file system, and what a look costs.
-
-The network plugin of NCCL or RCCL as a rank finds it: where it lies, whether it loads, whether there is another.
+It reports the actual environment of a rank: its Python, its torch, their file system, and the cost of a file lookup
+there. It also reports the network plugin of NCCL or RCCL that a rank finds: its path, whether it loads, and whether
+there is another.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PROVIDER = re.compile(r"^(\w[\w;]*):\s*$", re.MULTILINE)
 _LOAD_S = 8.0
 _FI_INFO_S = 5.0
 _OTHERS_S = 3.0
-"""A rank that fails ends the others. Before that they have this long to report what is wrong with them."""
+"""A rank that fails ends the other ranks. They get this long to report their own problems first."""
 _HIDING = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME")
 _TRY_S = 10.0
 _COMPARED = re.compile(
@@ -44,14 +44,16 @@ _COMPARED = re.compile(
     r"|LD_PRELOAD|LD_LIBRARY_PATH|(?:https?|all)_proxy)\Z"
 )
 _OWN = re.compile(r"(?:_FILE|_DIR|_PATH|_HOME|RANK|_ID)\Z|_(?:DEBUG|LOG)(?:_|\Z)")
-"""Variables that differ between healthy nodes. `--comm-log` switches logs on for one rank."""
+"""Variables that differ between healthy nodes. `--comm-log` enables logs for one rank."""
 _IMPORT = "import sys; sys.path[:] = filter(None, sys.path); import torch"
 _LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_LOCAL | 2)"
 
 
 def find_plugins(environ: dict[str, str]) -> list[str]:
-    """Plugins in the order in which the loader would find them, one for each folder: several names for the same one
-    lie side by side."""
+    """Return the plugins in the order in which the loader would find them, one for each directory.
+
+    A directory often has several names for the same plugin.
+    """
     found: dict[str, str] = {}
     named = environ.get("NCCL_NET_PLUGIN", "")
     candidates = [named] if "/" in named else []
@@ -67,8 +69,10 @@ def find_plugins(environ: dict[str, str]) -> list[str]:
 
 
 def load_error(path: str) -> str:
-    """What the loader says against this library in the environment of the rank; empty where it loads. In a process of
-    its own: a library may do anything when it is loaded."""
+    """Return the loader's error for this library in the environment of the rank. Empty if it loads.
+
+    Runs in a separate process, because a library may run any code when it is loaded.
+    """
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-c", _LOAD, path],
@@ -86,7 +90,7 @@ def load_error(path: str) -> str:
 
 
 def plugin_facts(environ: dict[str, str]) -> dict[str, Any]:
-    """Plugins, the complaint about the first, and the providers of libfabric."""
+    """Return the plugins, the error of the first, and the providers of libfabric."""
     found = find_plugins(environ)
     providers = None
     if shutil.which("fi_info"):
@@ -98,7 +102,7 @@ def plugin_facts(environ: dict[str, str]) -> dict[str, Any]:
 
 
 def parse_providers(text: str) -> list[str]:
-    """Names of the providers in what `fi_info -l` says."""
+    """Return the names of the providers in the output of `fi_info -l`."""
     return sorted(set(_PROVIDER.findall(text)))
 
 
@@ -108,24 +112,24 @@ _LOOK_S = 1.5
 
 
 def python_facts() -> dict[str, Any]:
-    """The interpreter that runs this rank."""
+    """Report the interpreter that runs this rank."""
     return {"executable": sys.executable, "version": "%d.%d.%d" % sys.version_info[:3], "prefix": sys.prefix}
 
 
 def torch_facts() -> dict[str, Any]:
-    """The torch that this interpreter would import, without importing it; empty where it has none."""
+    """Report the torch that this interpreter would import, without importing it. Empty if there is no torch."""
     try:
         spec = importlib.util.find_spec("torch")
     except (ImportError, ValueError):
         spec = None
     if spec is None or spec.origin is None or not spec.submodule_search_locations:
-        return {}  # none, or an empty folder of that name
+        return {}  # no torch, or an empty directory of that name
     folder = next(iter(spec.submodule_search_locations))
     return {"folder": folder, **parse_torch_version(text_of(os.path.join(folder, "version.py")))}
 
 
 def parse_torch_version(text: str) -> dict[str, str]:
-    """`version`, and `cuda`, `hip` or `xpu` where torch is built for them, from torch/version.py."""
+    """Return `version`, and `cuda`, `hip` or `xpu` if torch is built for them, from torch/version.py."""
     said = dict(_VERSION.findall(text))
     found = {name: said[name] for name in ("cuda", "hip", "xpu") if said.get(name)}
     version = said.get("__version__") or said.get("version")
@@ -133,7 +137,10 @@ def parse_torch_version(text: str) -> dict[str, str]:
 
 
 def place_facts(path: str, table: list[MountPoint] | None = None) -> dict[str, Any]:
-    """Where a folder lies, and how long a look at a file takes there: most of an import is looking for files."""
+    """Report the file system of a directory and the time of a file lookup there.
+
+    Most of an import is file lookups.
+    """
     mount = mount_of(os.path.realpath(path), mounts() if table is None else table)
     return {
         "path": path,
@@ -145,8 +152,11 @@ def place_facts(path: str, table: list[MountPoint] | None = None) -> dict[str, A
 
 
 def look_us(path: str) -> float:
-    """Microseconds of the median stat among the files of this folder, each looked at for the first time by this
-    process; 0 where there are none. Not the mean: on busy cores a few looks take a time slice."""
+    """Return the median time in microseconds of a stat among the files of this directory.
+
+    Each file is looked up for the first time by this process. 0 if there are no files. The median and not the mean,
+    because on busy cores a few lookups take a whole time slice.
+    """
     until = time.perf_counter() + _LOOK_S
     took: list[float] = []
     files = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
@@ -161,7 +171,7 @@ def look_us(path: str) -> float:
 
 
 def compared_variables(environ: dict[str, str]) -> dict[str, str]:
-    """Variables that must be the same on all nodes: not those that name the node or its devices."""
+    """Return the variables that must be equal on all nodes: not those that name the node or its devices."""
     return {
         name: value
         for name, value in environ.items()
@@ -172,7 +182,7 @@ def compared_variables(environ: dict[str, str]) -> dict[str, str]:
 
 
 def hiding_variable(environ: dict[str, str], try_s: float = _TRY_S) -> str:
-    """The variable without which torch can be imported; empty where none is to blame."""
+    """Return the variable without which torch can be imported. Empty if no variable is the cause."""
     for name in _HIDING:
         if not environ.get(name):
             continue
@@ -190,7 +200,7 @@ def hiding_variable(environ: dict[str, str], try_s: float = _TRY_S) -> str:
 
 
 def driver_version() -> str:
-    """Version of NVIDIA's kernel driver, as 570.124.06; empty where there is none."""
+    """Return the version of NVIDIA's kernel driver, such as 570.124.06. Empty if there is no driver."""
     return parse_driver(text_of("/proc/driver/nvidia/version"))
 
 
@@ -200,7 +210,7 @@ def parse_driver(text: str) -> str:
 
 
 def facts(spec: dict[str, Any]) -> dict[str, Any]:
-    """What this rank knows about itself without torch."""
+    """Return the facts that this rank can report without torch."""
     environ = dict(own_environ())
     found: dict[str, Any] = {
         "rank": int(environ.get("RANK", "0")),
@@ -222,8 +232,8 @@ def facts(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(spec: dict[str, Any]) -> int:
-    """Report first what needs no torch, then the import, then the collectives: whoever hangs has said where."""
-    faulthandler.dump_traceback_later(spec["seconds"], exit=True)  # a rank that hangs must not hold up the doctor
+    """Report facts without torch first, then the import, then the collectives. The last report locates a hang."""
+    faulthandler.dump_traceback_later(spec["seconds"], exit=True)  # a hanging rank must not block the doctor
     found = facts(spec)
     out = MessageWriter(found["rank"])
     importing = spec["level"] != "quick"
@@ -231,8 +241,8 @@ def main(spec: dict[str, Any]) -> int:
     if importing:
         began = time.perf_counter()
         try:
-            torch = importlib.import_module("torch")  # the user's own, where there is one
-        except Exception as error:  # a broken installation raises anything
+            torch = importlib.import_module("torch")  # the user's own, if there is one
+        except Exception as error:  # a broken installation can raise any exception
             out.send(importing=False, import_error="%s: %s" % (type(error).__name__, error))
             if found["local_rank"] == 0:
                 out.send(hiding=hiding_variable(dict(own_environ())))
@@ -242,4 +252,4 @@ def main(spec: dict[str, Any]) -> int:
         sys.stdout.flush()
         out.send(**collectives.measure(torch, found["rank"], found["local_rank"], spec))
     faulthandler.cancel_dump_traceback_later()
-    os._exit(0)  # leaving by way of a collective library may hang, and has nothing more to say
+    os._exit(0)  # a collective library may hang during a normal exit

@@ -1,7 +1,7 @@
-"""What a rank reports about itself in a self-test. Runs inside the rank with the user's interpreter; stdlib only.
+"""The report of a rank about itself in a self-test. Runs with the user's interpreter. Stdlib only.
 
-Sends one message: the node as the rank sees it, the CPUs and devices it got, the transport that a first all-reduce
-used. torch is used where it is installed, and its absence is part of the answer.
+Sends one message: the node as the rank sees it, its CPUs and devices, and the transport that a first all-reduce used.
+It uses torch if torch is installed. If torch is missing, the report contains that.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ VARIABLES = re.compile(
     r"|SLURM_(JOB_NUM|NNODES|NTASKS|PROCID|LOCALID|NODEID|CPUS|CPU_BIND)|PMIX_RANK|FLUX_(JOB_SIZE|TASK)"
     r"|(RANK|LOCAL_RANK|WORLD_SIZE)\Z)"
 )
-"""Variables whose values may be shown to strangers: those of collective libraries and of launchers, by their prefix."""
+"""Variables that may be shown to others: those of collective libraries and launchers, by their prefix."""
 
 
 def report() -> dict[str, Any]:
-    """Everything this rank knows about where it is."""
+    """Return all facts of this rank about its placement."""
     environ = own_environ()
     return {
         "rank": int(environ.get("RANK", "-1")),
@@ -50,7 +50,7 @@ def report() -> dict[str, Any]:
 
 
 def loaded_libraries() -> list[str]:
-    """Collective and network libraries that are mapped into this process."""
+    """Return the collective and network libraries that are mapped into this process."""
     wanted = re.compile(r"lib(nccl|rccl|ccl|fabric|cxi|mpi|ucp|nccl-net|rccl-net|gloo)[^/]*\.so")
     try:
         with open("/proc/self/maps", errors="replace") as file:
@@ -61,9 +61,9 @@ def loaded_libraries() -> list[str]:
 
 
 def torch_report(local_rank: int) -> dict[str, Any]:
-    """Devices, backend and one checked all-reduce through torch."""
+    """Report devices, backend and one checked all-reduce through torch."""
     try:
-        torch = importlib.import_module("torch")  # the user's own, where there is one
+        torch = importlib.import_module("torch")  # the user's own, if there is one
         dist = importlib.import_module("torch.distributed")
     except ImportError as error:
         return {"missing": str(error)}
@@ -82,7 +82,7 @@ def torch_report(local_rank: int) -> dict[str, Any]:
             "libraries_after": loaded_libraries(),
         }
         dist.destroy_process_group()
-    except Exception as error:  # a report of what went wrong is the purpose
+    except Exception as error:  # the report of an error is the purpose
         answer["failed"] = f"{type(error).__name__}: {error}"
     return answer
 

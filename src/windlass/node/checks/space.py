@@ -1,6 +1,7 @@
-"""Room on the node: node-local folders, shared memory, and the user's home.
+"""Check the free space on the node and the limits of a process.
 
-Limits of a process: open files, locked memory, processes, addresses. The launcher may hand on the shell's.
+Space: node-local directories, shared memory, and the user's home. Limits: open files, locked memory, processes, address
+space. Launchers may pass on the limits of the submitting shell.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ LOW_SHARE = 0.02
 LOW_FILES = 1000
 SHARED_MEMORY = "/dev/shm"
 SMALL_SHARED_BYTES = 1 << 30
-"""Containers get 64 MB unless someone asks for more, which a few batches fill."""
+"""Containers get 64 MB by default, which a few batches fill."""
 
 Room = tuple[int, int, int]
-"""Free bytes for a user, all bytes, free file entries (-1: the file system does not count them)."""
+"""Free bytes for a user, total bytes, free inodes (-1: the file system does not count them)."""
 
 
 def room_of(path: str) -> Room | None:
@@ -37,7 +38,7 @@ def room_of(path: str) -> Room | None:
 
 
 def check_local_space(folders: Sequence[str]) -> Finding:
-    """Room in node-local folders, and that a file can be made there."""
+    """Check the free space in node-local directories, and that files can be created there."""
     rooms: dict[str, Room | None] = {}
     refused: dict[str, str] = {}
     for folder in dict.fromkeys(os.path.expandvars(name) for name in folders):
@@ -80,14 +81,17 @@ def judge_space(rooms: dict[str, Room | None], refused: dict[str, str]) -> Findi
 
 
 def _existing(folder: str) -> str:
-    """The folder, or the nearest one above it that is there already."""
+    """Return the directory, or its nearest ancestor that exists."""
     while not os.path.isdir(folder) and folder not in {"/", ""}:
         folder = os.path.dirname(folder)
     return folder or "/"
 
 
 def _write_error(folder: str) -> str:
-    """Why no file can be made there; empty where one can. A page is written: a full one may still take names."""
+    """Return why no file can be created there. Empty if a file can be created.
+
+    Writes one page, because a full file system may still accept new names.
+    """
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"w" * 4096)
@@ -98,8 +102,10 @@ def _write_error(folder: str) -> str:
 
 
 def check_home(environ: dict[str, str], uid: int, first: bool = True) -> Finding:
-    """The user's home can be written: caches and histories go there unless somebody says otherwise. Only the first
-    node writes, because a shared home does not like a thousand writers."""
+    """Check that the user's home is writable. Caches and histories go there by default.
+
+    Only the first node writes, because a thousand writers would overload a shared home.
+    """
     home = environ.get("HOME") or ""
     if not os.path.isdir(home):
         seen = "%s does not exist on this node" % (home or "$HOME")
@@ -123,7 +129,7 @@ def check_home(environ: dict[str, str], uid: int, first: bool = True) -> Finding
 
 
 def check_locks(environ: dict[str, str], now: float) -> Finding:
-    """Locks that a build of a torch extension left when it was killed. Every later import waits for them."""
+    """Find locks of killed builds of torch extensions. Every later import waits for them."""
     folder = environ.get("TORCH_EXTENSIONS_DIR") or "%s/torch_extensions" % (
         environ.get("XDG_CACHE_HOME") or "%s/.cache" % environ.get("HOME", "")
     )
@@ -139,7 +145,7 @@ def check_locks(environ: dict[str, str], now: float) -> Finding:
 
 
 def check_tmpdir(environ: dict[str, str]) -> Finding:
-    """The folder that TMPDIR names is there and can be written. Compilers and libraries fail without it."""
+    """Check that the directory in TMPDIR exists and is writable. Compilers and libraries fail without it."""
     folder = environ.get("TMPDIR") or ""
     if not folder:
         return ok("tmpdir", "TMPDIR is not set, so programs use /tmp")
@@ -167,26 +173,26 @@ _LIMITS = (
     ("files", resource.RLIMIT_NOFILE, "n", "open files", 1024, 4096),
     ("processes", resource.RLIMIT_NPROC, "u", "processes", 512, 4096),
     ("locked", resource.RLIMIT_MEMLOCK, "l", "of locked memory", 64 << 20, 0),
-    # Drivers reserve addresses for all memory of the node and its devices. Importing torch takes 10 GiB.
+    # Drivers reserve address space for all memory of the node and its devices. Importing torch takes 10 GiB.
     ("addresses", resource.RLIMIT_AS, "v", "of address space", 64 << 30, 0),
     ("data", resource.RLIMIT_DATA, "d", "of data segment", 64 << 30, 0),
     ("written", resource.RLIMIT_FSIZE, "f", "in one file", 64 << 30, 0),
     ("cpu_s", resource.RLIMIT_CPU, "t", "seconds of CPU time", 30 * 86400, 0),
     ("stack", resource.RLIMIT_STACK, "s", "of stack", 1 << 20, 0),
 )
-"""Name, number, letter of `ulimit`, in words, below which runs fail, below which large runs fail (0: same)."""
+"""Name, number, letter of `ulimit`, description, minimum for all runs, minimum for large runs (0: same)."""
 _COUNTS = frozenset("nut")
 _ENOUGH = {"n": "4096", "u": "4096", "s": "8192"}
 
 
 def read_limits() -> Limits:
-    """Soft limits of this process; -1 is none."""
+    """Return the soft limits of this process. -1 means unlimited."""
     soft = {name: resource.getrlimit(number)[0] for name, number, *_ in _LIMITS}
     return {name: -1 if value == resource.RLIM_INFINITY else value for name, value in soft.items()}
 
 
 def judge_limits(limits: Limits, rdma: bool) -> Finding:
-    """`rdma`: there are devices whose memory has to be locked."""
+    """Judge the limits. `rdma`: there are devices whose memory must be locked."""
     wrong: list[str] = []
     remedies: list[str] = []
     bad = False

@@ -1,1 +1,1 @@
-"""What runs on each node: the closure of the host's network libraries and its placing. Standard library, Python 3.9."""
+"""Find and place the host's network libraries on each node. Standard library, Python 3.9."""

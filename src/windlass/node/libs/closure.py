@@ -1,11 +1,14 @@
-"""Which files the loader would take on a root: the closure of some libraries, over NEEDED, RUNPATH and search paths.
+"""Find the files that the loader would load on a root: a closure over NEEDED, RUNPATH and search paths.
 
-A root is a host (`/`) or an unpacked image; links are followed inside the root, as a process in it would see them.
-It reads and never loads. Travels: standard library, Python 3.9.
+A root is a host (`/`) or an unpacked image. Links are followed inside the root, as a process in it would see them. This
+module reads libraries and never loads them.
 
-Also which network plugin of NCCL or RCCL a rank loads. NCCL opens `libnccl-net.so` (RCCL `librccl-net.so`) by name,
-so the first folder of the search path decides. Images bring others under the same name (HPC-X, a vendor's cloud), and
-some name one in NCCL_NET_PLUGIN. A link of that name in the job's own folder, which stands first, hides them all.
+It also finds the network plugin of NCCL or RCCL that a rank loads. NCCL opens `libnccl-net.so` (RCCL `librccl-net.so`)
+by name, so the first directory of the search path determines the plugin. Images contain other plugins with the same
+name (HPC-X, a vendor's cloud), and some set NCCL_NET_PLUGIN. A link of that name in the job's directory hides all of
+them, because that directory is first in the search path.
+
+Runs on nodes: standard library, Python 3.9.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ _MAX_LINKS = 40
 _MAX_CONFIGS = 200
 _MAX_LIBRARIES = 2000
 _MAX_LOOKUPS = 300_000
-"""Of paths in an image: more are no image that people made."""
+"""Limit for paths in an image. No regular image needs more."""
 
 GLIBC = frozenset(
     (
@@ -33,11 +36,11 @@ GLIBC = frozenset(
         *("ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1", "ld64.so.2", "ld-linux.so.2"),
     )
 )
-"""The C library and its loader belong together and to the image: one of them from elsewhere crashes every program."""
+"""The C library and its loader belong together and to the image. A foreign one crashes every program."""
 
 
 class CostlyRootError(ValueError):
-    """An image whose names and folders take too many lookups."""
+    """An image whose names and directories need too many lookups."""
 
 
 class Library(NamedTuple):
@@ -45,21 +48,21 @@ class Library(NamedTuple):
 
     name: str
     path: str
-    """Place on the root, links followed."""
+    """Path on the root, with links followed."""
     elf: Elf
     needed_by: str
 
 
 class Closure(NamedTuple):
-    """What the loader would load, and what it would not find."""
+    """The libraries that the loader would load, and those that it would not find."""
 
     libraries: Dict[str, Library]
     missing: Dict[str, str]
-    """Name to the library that needs it."""
+    """Maps each name to the library that needs it."""
 
 
 class SystemRoot:
-    """A file system as seen from `folder`; `/` is this machine's own."""
+    """A file system as seen from `folder`. `/` is this machine itself."""
 
     def __init__(self, folder: str = "/", machine: str = "", search: Iterable[str] = ()) -> None:
         self.folder = folder.rstrip("/") or "/"
@@ -69,7 +72,10 @@ class SystemRoot:
         self._lookups = 0
 
     def place(self, path: str) -> Optional[str]:
-        """The file's place on this machine with every link followed inside the root, or None where there is none."""
+        """Return the file's path on this machine, or None if there is no file.
+
+        Every link is followed inside the root.
+        """
         self._lookups += 1
         if self._lookups > _MAX_LOOKUPS and self.folder != "/":
             raise CostlyRootError("more than %d lookups of libraries" % _MAX_LOOKUPS)
@@ -100,11 +106,11 @@ class SystemRoot:
         return "/" + inside if self.folder == "/" else self.folder + "/" + inside
 
     def inside(self, place: str) -> str:
-        """A place on this machine as a process in the root names it."""
+        """Return the path inside the root for a path on this machine."""
         return place if self.folder == "/" else place[len(self.folder) :] or "/"
 
     def read(self, path: str, most: int = 1 << 20) -> str:
-        """The text of a small file of the root; empty where there is none."""
+        """Return the text of a small file of the root. Empty if there is no file."""
         place = self.place(path)
         try:
             if place is None or not os.path.isfile(place):
@@ -115,7 +121,7 @@ class SystemRoot:
             return ""
 
     def names(self, folder: str) -> Tuple[str, ...]:
-        """The names in a folder of the root, sorted; none where there is no such folder."""
+        """Return the names in a directory of the root, sorted. Empty if there is no such directory."""
         place = self.place(folder)
         try:
             return tuple(sorted(os.listdir(place))) if place else ()
@@ -123,7 +129,7 @@ class SystemRoot:
             return ()
 
     def folders(self) -> Tuple[str, ...]:
-        """Where the loader looks by default: ld.so.conf, then the system's own folders."""
+        """Return the loader's default directories: ld.so.conf, then the system directories."""
         if self._configured is None:
             triple = _TRIPLES.get(self.machine)
             own = tuple("%s/%s" % (base, triple) for base in ("/lib", "/usr/lib")) if triple else ()
@@ -132,8 +138,10 @@ class SystemRoot:
         return self._configured
 
     def find(self, name: str, first: Iterable[str] = ()) -> Optional[Tuple[str, Elf]]:
-        """The library of this name in `first`, in the root's own search path or in the default folders: its place and
-        what it says. One of another machine is passed over, as the loader does."""
+        """Find a library in `first`, in the root's search path or in the default directories.
+
+        Returns its path and its ELF data. Skips a library of another architecture, as the loader does.
+        """
         if "/" in name:
             return self.load(name)
         for folder in (*first, *self.search, *self.folders()):
@@ -154,7 +162,7 @@ class SystemRoot:
 
 
 def _configured(root: SystemRoot, path: str, seen: List[str]) -> List[str]:
-    """Folders that an ld.so.conf names, its includes followed."""
+    """Return the directories in an ld.so.conf and its includes."""
     if path in seen or len(seen) > _MAX_CONFIGS:
         return []
     seen.append(path)
@@ -174,8 +182,10 @@ def _configured(root: SystemRoot, path: str, seen: List[str]) -> List[str]:
 
 
 def closure(root: SystemRoot, names: Iterable[str], first: Iterable[str] = ()) -> Closure:
-    """Everything that these libraries need on the root, breadth first as the loader goes. A name that is not there at
-    all is among the missing."""
+    """Return all libraries that these libraries need on the root, breadth first like the loader.
+
+    A name that does not exist at all is in `missing`.
+    """
     first = tuple(first)
     libraries: Dict[str, Library] = {}
     missing: Dict[str, str] = {}
@@ -204,12 +214,12 @@ def _own_folders(root: SystemRoot, place: str, elf: Elf) -> Tuple[str, ...]:
 
 
 def version_key(version: str) -> Tuple[int, ...]:
-    """`GLIBC_2.31` as (2, 31), to be compared."""
+    """Return `GLIBC_2.31` as (2, 31), for comparison."""
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
 def newest(versions: Iterable[str], prefix: str = "GLIBC_") -> str:
-    """The highest version of this prefix, without it; empty where there is none."""
+    """Return the highest version with this prefix, without the prefix. Empty if there is no version."""
     found = [v[len(prefix) :] for v in versions if re.match(re.escape(prefix) + r"\d[\d.]*\Z", v)]
     return max(found, key=version_key) if found else ""
 
@@ -223,15 +233,15 @@ class ImagePlugin(NamedTuple):
     """A plugin of the image: one file, which may have several names."""
 
     paths: Tuple[str, ...]
-    """Its places in the image, as the loader meets them."""
+    """Its paths in the image, in the loader's order."""
     uses_fabric: Optional[bool]
-    """Whether it is linked with libfabric; None where that could not be read."""
+    """Whether it is linked with libfabric. None if unreadable."""
     own_fabric: str = ""
-    """Folder of a libfabric that its RPATH names: the loader takes that one before any search path."""
+    """Directory of a libfabric in its RPATH. The loader uses that one before any search path."""
 
 
 class PluginLink(NamedTuple):
-    """A name in the job's folder that leads to a file of the image, or of the same folder."""
+    """A name in the job's directory that links to a file of the image or of the same directory."""
 
     name: str
     target: str
@@ -241,12 +251,12 @@ class PluginLink(NamedTuple):
 class PluginChoice(NamedTuple):
     links: Tuple[PluginLink, ...] = ()
     hidden: Tuple[str, ...] = ()
-    """Plugins of the image that are not loaded any more."""
+    """Plugins of the image that are no longer loaded."""
     warnings: Tuple[str, ...] = ()
 
 
 def plugin_family(name: str) -> str:
-    """`nccl` or `rccl` for the file name of a plugin, empty for another."""
+    """Return `nccl` or `rccl` for the file name of a plugin, or an empty string for other names."""
     found = _PLUGIN.match(name)
     return found.group(1) if found else ""
 
@@ -254,8 +264,11 @@ def plugin_family(name: str) -> str:
 def choose_plugins(
     from_host: Iterable[str], of_image: Tuple[ImagePlugin, ...], found_first: Iterable[str], over_fabric: bool
 ) -> PluginChoice:
-    """`from_host`: names of the host's plugins that go in; `found_first`: places of the libraries that the image's
-    loader finds; `over_fabric`: the site's network is reached through libfabric."""
+    """Choose the plugins that ranks load.
+
+    `from_host`: names of the host's plugins that go into the container. `found_first`: paths of the libraries that the
+    image's loader finds. `over_fabric`: the site's network is reached through libfabric.
+    """
     links: List[PluginLink] = []
     hidden: List[str] = []
     warnings: List[str] = []

@@ -1,8 +1,12 @@
-"""Which of the host's libraries go into a container, where in its search path, and why; what is refused. Pure.
+"""Decide which host libraries go into a container, where in its search path, and why. Pure.
 
-The rules: network libraries stand in front of the image's own; what they need and the image lacks stands behind; what
-the image has stays the image's, if it offers the symbol versions that are asked of it. The C library always stays the
-image's, so a host library that wants a newer one is refused. Travels: standard library, Python 3.9.
+The rules:
+- Network libraries go in front of the image's libraries.
+- Libraries that they need and that the image lacks go behind.
+- A library of the image stays in use if it offers the required symbol versions.
+- The C library is always the image's, so a host library that needs a newer one is refused.
+
+Runs on nodes: standard library, Python 3.9.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from windlass.node.libs.closure import GLIBC, Closure, ImagePlugin, Library, Plu
 from windlass.node.libs.variables import Variable
 
 NETWORK = ("libfabric.so*", "libcxi.so*", "libcxiutils.so*", "libmpi*.so*", "libpmi*.so*", "lib*ccl-net*.so*")
-"""Libraries that are the interconnect: only these go in front of what the image has."""
+"""Libraries of the interconnect. Only these go in front of the image's libraries."""
 
 FRONT, BEHIND, IMAGE, PROVIDERS = "front", "behind", "image", "providers"
 
@@ -27,15 +31,15 @@ class ImageLibrary(NamedTuple):
 
     path: str
     versions: Optional[Tuple[str, ...]]
-    """Symbol versions that it offers; None where they could not be read."""
+    """Symbol versions that it offers. None if unreadable."""
 
 
 class ImageFacts(NamedTuple):
-    """What is known of an image for this decision."""
+    """The facts about an image for this decision."""
 
     machine: str
     glibc: str
-    """Version of its C library; empty where it is not known."""
+    """Version of its C library. Empty if unknown."""
     libc: str
     """`glibc`, `musl` or empty."""
     libraries: Dict[str, ImageLibrary]
@@ -44,14 +48,14 @@ class ImageFacts(NamedTuple):
     plugins: Tuple[ImagePlugin, ...] = ()
     """Network plugins of NCCL and RCCL."""
     environment: Mapping[str, str] = _NO_VARIABLES
-    """Of its variables, those that decide which libraries are loaded."""
+    """Those of its variables that determine which libraries are loaded."""
     compat: str = ""
-    """Version of the driver whose library its CUDA compatibility folder has."""
+    """Driver version of the library in its CUDA compatibility directory."""
     compat_folder: str = ""
 
 
 class Placed(NamedTuple):
-    """One library of the host's closure and what becomes of it."""
+    """One library of the host's closure and its placement."""
 
     name: str
     source: str
@@ -60,22 +64,22 @@ class Placed(NamedTuple):
 
 
 class LibraryDecision(NamedTuple):
-    """Everything that goes in, in the order of the loader, or why nothing may."""
+    """All libraries that go into the container, in the loader's order, or the reason why none may."""
 
     placed: Tuple[Placed, ...]
     refused: Tuple[str, ...]
     remedy: str
     links: Tuple[PluginLink, ...] = ()
     hidden: Tuple[str, ...] = ()
-    """Plugins of the image that compete with the one that is taken, and are not loaded any more."""
+    """Plugins of the image that compete with the chosen one and are no longer loaded."""
     variables: Tuple[Variable, ...] = ()
     warnings: Tuple[str, ...] = ()
     missing: Tuple[str, ...] = ()
-    """Network libraries that the host does not have at all: each is a reason in `refused`, too."""
+    """Network libraries that the host lacks. Each is also a reason in `refused`."""
 
 
 def facts_as_json(facts: ImageFacts) -> Dict[str, Any]:
-    """Plain values that travel; `facts_from_json` reads them back."""
+    """Return plain values for transfer to the nodes. `facts_from_json` reads them back."""
     libraries = {name: [found.path, found.versions] for name, found in facts.libraries.items()}
     return {**facts._asdict(), "libraries": libraries}
 
@@ -94,7 +98,7 @@ def is_network(name: str) -> bool:
 
 
 def decide(host: Closure, image: ImageFacts) -> LibraryDecision:
-    """What of the host's closure goes into the image."""
+    """Decide which libraries of the host's closure go into the image."""
     placed: List[Placed] = []
     refused: List[str] = []
     remedies: List[str] = []
@@ -140,7 +144,7 @@ def _glibc_remedy(glibc: str) -> str:
 
 
 def _wanted_versions(host: Closure) -> Dict[str, Tuple[str, ...]]:
-    """Library to the symbol versions that the others of the closure ask of it."""
+    """Return for each library the symbol versions that the others of the closure require."""
     wanted: Dict[str, Dict[str, None]] = {}
     for library in host.libraries.values():
         for name, versions in library.elf.version_needs.items():
@@ -177,7 +181,7 @@ def _where(library: Library, image: ImageFacts, wanted: Tuple[str, ...]) -> Tupl
 
 
 def too_new_for(going: List[Library], image: ImageFacts) -> str:
-    """A sentence about the library that wants the newest glibc, where the image's is older."""
+    """Describe the library that needs the newest glibc, if the image's glibc is older."""
     if not image.glibc:
         return ""
     worst, need = "", ""

@@ -1,7 +1,7 @@
-"""Reads what the loader reads of an ELF file: machine, SONAME, NEEDED, RPATH and RUNPATH, symbol versions.
+"""Read the loader's data of an ELF file: machine, SONAME, NEEDED, RPATH and RUNPATH, symbol versions.
 
-Every number in the file is a claim of a stranger: all reads stay inside the file and below fixed limits, and a file
-that is damaged raises `ElfError` and nothing else. It reads and never loads. Travels: standard library, Python 3.9.
+The numbers in the file are untrusted. All reads stay inside the file and below fixed limits. A damaged file raises only
+`ElfError`. This module reads files and never loads them. Runs on nodes: standard library, Python 3.9.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MACHINES = {3: "i386", 21: "ppc64le", 40: "arm", 62: "x86_64", 183: "aarch64", 2
 
 
 class ElfError(ValueError):
-    """Not an ELF file, or one that contradicts itself; the text says how."""
+    """Not an ELF file, or an inconsistent one. The message has the reason."""
 
 
 class Elf(NamedTuple):
-    """What the loader would know of the file."""
+    """The loader's data of the file."""
 
     machine: str
     bits: int
@@ -37,7 +37,7 @@ class Elf(NamedTuple):
     rpath: Tuple[str, ...]
     runpath: Tuple[str, ...]
     version_needs: Dict[str, Tuple[str, ...]]
-    """Library to the versions that are needed of it; weak needs are left out, because the loader passes over them."""
+    """Maps a library to the versions that are needed of it. Weak needs are omitted, because the loader ignores them."""
     version_defs: Tuple[str, ...]
     """Versions that this library offers."""
 
@@ -50,17 +50,17 @@ class _ElfSegment(NamedTuple):
 
 
 def read_elf(path: str) -> Elf:
-    """Read a file. Raises `ElfError` where it is no sound ELF file, `OSError` where it cannot be read."""
+    """Read a file. Raises `ElfError` if it is not a valid ELF file, `OSError` if it cannot be read."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        # Not mapped: a file that is cut off while it is mapped kills its reader.
+        # Not mapped: if a mapped file is truncated, the kernel kills its reader.
         return _ElfReader(lambda start, size: os.pread(descriptor, size, start), os.fstat(descriptor).st_size).elf()
     finally:
         os.close(descriptor)
 
 
 def is_elf(path: str) -> bool:
-    """Whether the file begins as an ELF file does."""
+    """Return whether the file begins like an ELF file."""
     try:
         with open(path, "rb") as stream:
             return stream.read(4) == b"\x7fELF"
@@ -69,7 +69,7 @@ def is_elf(path: str) -> bool:
 
 
 def parse_elf(data: bytes) -> Elf:
-    """The same for bytes."""
+    """Parse the bytes of an ELF file. See `read_elf`."""
     return _ElfReader(lambda start, size: data[start : start + size], len(data)).elf()
 
 
@@ -132,7 +132,7 @@ class _ElfReader:
         return found
 
     def _offset_of(self, address: int) -> int:
-        """Where the file has what the loader finds at this address."""
+        """Return the file offset of the data that the loader finds at this address."""
         for segment in self._segments:
             if segment.kind == _PT_LOAD and segment.address <= address < segment.address + segment.size:
                 return segment.offset + address - segment.address
@@ -152,7 +152,7 @@ class _ElfReader:
         return entries
 
     def _strings(self, dynamic: List[Tuple[int, int]]) -> Optional[Tuple[int, int]]:
-        """Offset and end of the string table."""
+        """Return offset and end of the string table."""
         one = dict(dynamic)
         if _STRTAB not in one:
             return None

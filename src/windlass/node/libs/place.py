@@ -1,13 +1,14 @@
-"""Runs on each node before the ranks: computes the closure of the host's network libraries and copies what the image
-needs of it into a folder of this job, and reports what went in and why.
+"""Place the host's network libraries for a container, on each node before the ranks start.
 
-Copies and no links, because links to the host's paths lead nowhere inside. The
-folder is the job's own, is made under another name first, and goes with the job's caches.
+Computes the closure of the host's network libraries, copies the files that the image needs into a directory of this
+job, and reports the copied files with the reasons. The files are copies and not links, because links to the host's
+paths do not resolve inside the container. The directory belongs to the job, is made under another name first, and is
+removed with the job's caches.
 
-Providers that the host's libfabric loads as files of their own: which of them go in with it, and what they need.
-
-libfabric looks for them in a folder `libfabric` beside itself and in FI_PROVIDER_PATH; neither is there inside. One
-that does not fit is left out, unless it is the fabric's own. Travels: standard library, Python 3.9.
+The module also selects the providers that the host's libfabric loads as separate files, and the libraries that they
+need. libfabric searches for providers in a directory `libfabric` next to itself and in FI_PROVIDER_PATH. Neither exists
+inside the container. A provider that does not fit is omitted, unless it is the fabric's own. Runs on nodes: standard
+library, Python 3.9.
 """
 
 from __future__ import annotations
@@ -48,15 +49,18 @@ from windlass.node.sys.messages import node_writer
 
 class Providers(NamedTuple):
     placed: Tuple[Placed, ...]
-    """The providers, and what they need beside what libfabric needs already."""
+    """The providers, and the libraries that they need in addition to those of libfabric."""
     refused: Tuple[str, ...]
     remedy: str
     left_out: Tuple[str, ...]
 
 
 def provider_paths(root: SystemRoot, fabric: str, named: str) -> Tuple[str, ...]:
-    """Places of the providers, by name the first: `fabric` is libfabric's own place, `named` a list of folders as in
-    FI_PROVIDER_PATH (an `@` there means the usual folder as well)."""
+    """Return the paths of the providers. For each name the first one counts.
+
+    `fabric` is the path of libfabric. `named` is a list of directories as in FI_PROVIDER_PATH, where an `@` means the
+    usual directory as well.
+    """
     beside = root.inside(fabric).rpartition("/")[0] + "/libfabric"
     found: Dict[str, str] = {}
     for folder in (*(part.lstrip("@") for part in named.split(":")), beside):
@@ -69,7 +73,7 @@ def provider_paths(root: SystemRoot, fabric: str, named: str) -> Tuple[str, ...]
 def decide_providers(
     root: SystemRoot, paths: Iterable[str], image: ImageFacts, first: Tuple[str, ...], wanted: str, has: Iterable[str]
 ) -> Providers:
-    """`wanted` is the fabric's provider; `has` are libraries that go in anyway."""
+    """Select providers. `wanted` is the fabric's provider. `has` are libraries that go in anyway."""
     placed: Dict[str, Placed] = {name: Placed(name, "", "", "") for name in has}
     start = len(placed)
     refused: List[str] = []
@@ -110,8 +114,11 @@ _OWN_HINT = "give the folder that has libfabric.so.1, on Cray systems /opt/cray/
 
 
 class HostSearch:
-    """Where a host keeps its network libraries: folders and names. Of the folders that a pattern stands for, those of
-    loaded modules (`loaded`, the search path of this process) come first, then the newest version."""
+    """The locations of a host's network libraries: directories and names.
+
+    If a pattern matches several directories, those of loaded modules come first (`loaded`, the search path of this
+    process), then the newest version.
+    """
 
     def __init__(
         self, root: SystemRoot, folders: Tuple[str, ...], names: Tuple[str, ...], loaded: Tuple[str, ...] = ()
@@ -130,8 +137,10 @@ def _best_first(root: SystemRoot, pattern: str, loaded: Tuple[str, ...]) -> List
 
 
 def host_closure(search: HostSearch, own: str = "") -> Closure:
-    """The closure of the wanted names; of folders that the user names (`own`, with colons between them), of every
-    network library in them."""
+    """Return the closure of the wanted names.
+
+    If the user names directories (`own`, separated by colons), it is the closure of every network library in them.
+    """
     names = list(search.names)
     folders = search.folders
     if own:
@@ -142,7 +151,7 @@ def host_closure(search: HostSearch, own: str = "") -> Closure:
 
 
 def _network_names(root: SystemRoot, folder: str) -> List[str]:
-    """The network libraries in a folder, by the names that the loader knows them by."""
+    """Return the network libraries in a directory, by the names that the loader uses."""
     found: Dict[str, None] = {}
     for name in root.names(folder):
         loaded = root.load(folder + "/" + name) if any(fnmatch.fnmatch(name, p) for p in NETWORK) else None
@@ -152,7 +161,7 @@ def _network_names(root: SystemRoot, folder: str) -> List[str]:
 
 
 def place(decision: LibraryDecision, parent: str) -> str:
-    """Copies the decision's libraries below `parent`; the folder has its name only when it is complete."""
+    """Copy the decision's libraries below `parent`. The directory gets its name only when it is complete."""
     final = os.path.join(parent, FOLDER)
     partial = "%s.%d" % (final, os.getpid())
     try:
@@ -172,8 +181,11 @@ def place(decision: LibraryDecision, parent: str) -> str:
 
 
 def _give_name(partial: str, final: str) -> None:
-    """One step. What is there already, of an earlier start of the run or of another node that shares the folder, stays
-    where it is the same: ranks may have it open."""
+    """Rename the directory in one step.
+
+    An existing directory comes from an earlier start of the run or from another node that shares the parent. If its
+    content is the same, it stays, because ranks may have it open.
+    """
     try:
         os.rename(partial, final)
     except OSError:
@@ -195,7 +207,7 @@ def _listing(folder: str) -> List[Tuple[str, int]]:
 
 
 def _link(target: str, path: str) -> None:
-    """A link that wins over one of the same name: `_copy` makes short names of its own."""
+    """Make a link that replaces one of the same name, because `_copy` also makes short names."""
     if os.path.lexists(path):
         os.unlink(path)
     os.symlink(target, path)
@@ -207,12 +219,15 @@ def _copy(source: str, folder: str, name: str) -> None:
     os.chmod(target, 0o500)
     base = name.split(".so", 1)[0] + ".so"
     if base != name and not os.path.lexists(os.path.join(folder, base)):
-        os.symlink(name, os.path.join(folder, base))  # some are opened by their short name at run time
+        os.symlink(name, os.path.join(folder, base))  # some libraries are opened by their short name at run time
 
 
 def decide_here(spec: Mapping[str, Any], image: ImageFacts) -> LibraryDecision:
-    """The decision for this machine. Nothing goes in where the image has the fabric itself and nobody insists; of the
-    image's plugins the one for libfabric is taken all the same."""
+    """Return the decision for this machine.
+
+    No library goes in if the image itself supports the fabric and the user does not insist. The image's plugin for
+    libfabric is used in any case.
+    """
     root = SystemRoot(spec["root"], image.machine or platform.machine())
     decision = _libraries(spec, image, root)
     if decision.refused:
@@ -270,7 +285,7 @@ def _libraries(spec: Mapping[str, Any], image: ImageFacts, root: SystemRoot) -> 
 
 
 def main(settings: Dict[str, Any]) -> int:
-    """`spec` is a JSON file with the image's facts, what to look for, and the folder to fill."""
+    """Place the libraries. `spec` is a JSON file with the image's facts, the names to find, and the target."""
     with open(settings["spec"], encoding="utf-8") as stream:
         spec = json.load(stream)
     decision = decide_here(spec, facts_from_json(spec["image"]))

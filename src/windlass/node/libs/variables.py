@@ -1,7 +1,7 @@
-"""What changes in the environment of a container for the libraries of this node, as a few lines for its shell.
+"""Changes to a container's environment for the libraries of this node, as a few lines for its shell.
 
-Search paths of libfabric's providers, a plugin that the image names, CUDA's compatibility libraries: these depend on
-the image and on the node, so they are decided on the node. Travels: standard library, Python 3.9.
+They set search paths of libfabric's providers, a plugin that the image names, and CUDA's compatibility libraries. These
+depend on the image and on the node, so they are decided on the node. Runs on nodes: standard library, Python 3.9.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from windlass.node.libs.closure import SystemRoot, version_key
 COMPAT = "/usr/local/cuda*/compat"
 SET, UNSET, FRONT_OF, WITHOUT = "set", "unset", "front", "without"
 _FIRST_DRIVERS = (("11", "450.80.02"), ("12", "525.60.13"), ("13", "580.65.06"))
-"""Of each release of CUDA the first driver: with it and with all later ones, every program of that release runs."""
+"""The first driver of each CUDA release. With it or a later one, every program of that release runs."""
 _DRIVER = re.compile(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b")
 
 
 class Variable(NamedTuple):
-    """One change. In a value, `{folder}` is the job's folder of host libraries."""
+    """One change. In a value, `{folder}` is the job's directory of host libraries."""
 
     name: str
     how: str
@@ -29,21 +29,21 @@ class Variable(NamedTuple):
 
 
 class Compat(NamedTuple):
-    """What becomes of the image's CUDA compatibility libraries: `needed`, `harmful`, `optional`, or empty."""
+    """The state of the image's CUDA compatibility libraries: `needed`, `harmful`, `optional`, or empty."""
 
     verdict: str
     because: str
 
 
 def driver_version(root: SystemRoot) -> str:
-    """Version of the NVIDIA driver that this host runs; empty where there is none."""
+    """Return the version of the NVIDIA driver of this host. Empty if there is no driver."""
     text = root.read("/sys/module/nvidia/version", 200).strip() or root.read("/proc/driver/nvidia/version", 400)
     found = _DRIVER.search(text)
     return found.group(1) if found else ""
 
 
 def judge_compat(compat: str, driver: str) -> Compat:
-    """The image's compatibility libraries are those of the driver `compat`; the host runs `driver`."""
+    """Judge the image's compatibility libraries for driver `compat` on a host that runs `driver`."""
     if not compat or not driver:
         return Compat("", "")
     if version_key(driver) >= version_key(compat):
@@ -69,7 +69,7 @@ def compat_variables(compat: str, folder: str, driver: str) -> Tuple[Variable, .
 
 
 def provider_variable(placed: bool, of_image: Optional[str], from_host: bool) -> Variable:
-    """FI_PROVIDER_PATH: the providers that belong to the libfabric which is loaded, and no others."""
+    """Set FI_PROVIDER_PATH to the providers of the libfabric that is loaded, and no others."""
     name = "FI_PROVIDER_PATH"
     if placed:
         return Variable(name, SET, "{folder}/providers", "providers that the host's libfabric loads as files")
@@ -81,7 +81,7 @@ def provider_variable(placed: bool, of_image: Optional[str], from_host: bool) ->
 
 
 def environment_text(variables: Iterable[Variable], folder: str) -> str:
-    """Lines for `sh`, to be read by the shell that starts the command inside."""
+    """Return lines for `sh`, which the shell that starts the command inside the container reads."""
     lines: List[str] = []
     for variable in variables:
         name, value = variable.name, shlex.quote(variable.value.replace("{folder}", folder))
@@ -97,7 +97,7 @@ def environment_text(variables: Iterable[Variable], folder: str) -> str:
 
 
 def _without(name: str, pattern: str) -> List[str]:
-    """Takes folders that fit the pattern out of a search path; the pattern is ours and has no blanks."""
+    """Remove directories that match the pattern from a search path. Our pattern contains no blanks."""
     return [
         "w_kept= w_rest=${%s-}:" % name,
         'while [ -n "$w_rest" ]; do',
