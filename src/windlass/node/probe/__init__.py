@@ -1,1 +1,1 @@
-"""What hardware this node has, from /sys, /proc and /dev."""
+"""Detect the hardware of this node from /sys, /proc and /dev."""

@@ -1,6 +1,6 @@
 """Cores, caches, NUMA domains and the CPUs that this job may use, from /sys and /proc.
 
-Also the reader of files below /sys and /proc.
+`SysReader` reads files below /sys and /proc.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DIGITS = re.compile(r"(\d+)")
 
 
 class SysReader:
-    """A folder of small text files. Paths are relative, with slashes. Nothing here raises for what it finds."""
+    """A directory of small text files. Paths are relative, with slashes. No method raises for a file's content."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -26,22 +26,22 @@ class SysReader:
         return f"{self._root}/{name}"
 
     def text(self, name: str) -> str:
-        """The file's text without surrounding space; empty where it cannot be read."""
+        """Return the file's stripped text. Empty if it cannot be read."""
         return text_of(f"{self._root}/{name}")
 
     def number(self, name: str) -> int | None:
-        """The file's number, decimal or with a 0x prefix."""
+        """Return the file's number, decimal or with a 0x prefix."""
         try:
             return int(self.text(name), 0)
         except ValueError:
             return None
 
     def cpus(self, name: str) -> tuple[int, ...]:
-        """The file's CPU list; empty where it is none."""
+        """Return the file's CPU list. Empty if it is not a list."""
         return cpulist_or_none(self.text(name))
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Names in a folder in human order (`cxi2` before `cxi10`); empty where there is none."""
+        """Return the names in a directory in natural order (`cxi2` before `cxi10`). Empty if there is no directory."""
         try:
             return tuple(sorted(os.listdir(f"{self._root}/{name}"), key=human_order))
         except OSError:
@@ -51,14 +51,14 @@ class SysReader:
         return os.path.exists(f"{self._root}/{name}")
 
     def target(self, name: str) -> str:
-        """Last word of what a link points at (a driver's name); empty where it is no link."""
+        """Return the last component of a link's target (a driver's name). Empty if it is not a link."""
         try:
             return os.path.basename(os.readlink(f"{self._root}/{name}"))
         except OSError:
             return ""
 
     def pci_address(self, name: str) -> str:
-        """PCI address of the nearest PCI device in the real path; virtio and RDMA devices hang below one."""
+        """Return the address of the nearest PCI device in the real path. Virtio and RDMA devices are below one."""
         if not self.exists(name):
             return ""
         real = os.path.realpath(f"{self._root}/{name}")
@@ -66,7 +66,7 @@ class SysReader:
 
 
 def cpulist_or_none(text: str) -> tuple[int, ...]:
-    """CPUs of a list as the kernel writes it; none where it is no list."""
+    """Return the CPUs of a list in the kernel's format. Empty if it is not a list."""
     try:
         return cpus_of(text)
     except CpuListError:
@@ -74,12 +74,12 @@ def cpulist_or_none(text: str) -> tuple[int, ...]:
 
 
 def human_order(name: str) -> tuple[tuple[int, int | str], ...]:
-    """A sort key that counts digits as numbers."""
+    """Return a sort key that treats digits as numbers."""
     return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in _DIGITS.split(name))
 
 
 def pci_order(address: str) -> tuple[int, ...]:
-    """A sort key for PCI addresses: domain, bus, device, function, all hexadecimal."""
+    """Return a sort key for PCI addresses: domain, bus, device, function, all hexadecimal."""
     try:
         return tuple(int(part, 16) for part in re.split(r"[:.]", address))
     except ValueError:
@@ -87,7 +87,7 @@ def pci_order(address: str) -> tuple[int, ...]:
 
 
 def properties(text: str, separator: str | None = None) -> dict[str, str]:
-    """Lines of `name value` (or `name: value` with a separator) as a mapping."""
+    """Parse lines of `name value` (or `name: value` with a separator) into a mapping."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         name, _, value = line.partition(separator) if separator else line.partition(" ")
@@ -105,8 +105,11 @@ Core = dict[str, Any]
 
 
 def probe_cores(sys: SysReader, proc: SysReader) -> tuple[Core, ...]:
-    """Every online core. Where /sys is hidden, or shows CPUs of which this process may use none (some containers fake
-    their own count), the CPUs of this process's mask are all that is known."""
+    """Return every online core.
+
+    Some containers hide /sys or fake a CPU count, so that /sys shows no CPU that this process may use. Then the result
+    has only the CPUs in this process's mask.
+    """
     mask = _mask(proc)
     online = sys.cpus(f"{_CPU}/online") or _cpu_folders(sys) or mask
     if mask and not set(mask) & set(online):
@@ -129,10 +132,10 @@ def probe_cores(sys: SysReader, proc: SysReader) -> tuple[Core, ...]:
 
 
 def probe_allowed(sys: SysReader, proc: SysReader, allowed_by: AllowedBy) -> tuple[int, ...]:
-    """CPUs that the job may use; empty where nothing says so.
+    """Return the CPUs that the job may use. Empty if unknown.
 
-    `mask` is what this process may use. A shell inside a job step is often bound to a single core while the job owns
-    the whole node: `cgroup` is what the job's control group allows.
+    `mask` means the CPUs of this process. A shell inside a job step is often bound to a single core although the job
+    owns the whole node. `cgroup` means the CPUs of the job's control group.
     """
     group = _cgroup_cpus(sys, proc)
     return (group or _mask(proc)) if allowed_by == "cgroup" else (_mask(proc) or group)
@@ -143,7 +146,10 @@ def _mask(proc: SysReader) -> tuple[int, ...]:
 
 
 def _cgroup_cpus(sys: SysReader, proc: SysReader) -> tuple[int, ...]:
-    """The cpuset of this process's control group, version 1 first: where both are mounted, version 1 holds cpusets."""
+    """Return the cpuset of this process's control group.
+
+    Version 1 comes first, because it holds the cpusets if both versions are mounted.
+    """
     unified = ""
     for line in proc.text("self/cgroup").splitlines():
         number, _, rest = line.partition(":")
@@ -162,9 +168,10 @@ def _cgroup_cpus(sys: SysReader, proc: SysReader) -> tuple[int, ...]:
 
 
 def _upwards(sys: SysReader, mount: str, path: str, files: tuple[str, ...]) -> tuple[int, ...]:
-    """The first cpuset on the way up: a container may show only the top of the tree that /proc names.
+    """Return the first cpuset on the way up.
 
-    Slurm has a group for each step and task below the job's: the job's is the one that counts.
+    A container may show only the top of the tree that /proc names. Slurm has a group for each step and task below the
+    job's group. The job's group is the relevant one.
     """
     parts = [part for part in path.split("/") if part not in {"", "..", "."}]
     job = next((index for index, part in enumerate(parts) if _SLURM_JOB.match(part)), None)
@@ -186,13 +193,16 @@ def _cpu_folders(sys: SysReader) -> tuple[int, ...]:
 
 
 def _siblings(sys: SysReader, cpu: int) -> tuple[int, ...]:
-    """Hardware threads of the core; the newer name first."""
+    """Return the hardware threads of the core. The newer file name comes first."""
     folder = f"{_CPU}/cpu{cpu}/topology"
     return sys.cpus(f"{folder}/core_cpus_list") or sys.cpus(f"{folder}/thread_siblings_list")
 
 
 def _numa_of_cpu(sys: SysReader) -> dict[int, int]:
-    """Domain of each CPU. Domains of pure memory (HBM, GPU memory of a superchip) have no CPU and do not appear."""
+    """Return the NUMA domain of each CPU.
+
+    Memory-only domains (HBM, GPU memory of a superchip) have no CPU and do not appear.
+    """
     found: dict[int, int] = {}
     for name in sys.names(_NODE):
         number = name.removeprefix("node")
@@ -202,7 +212,7 @@ def _numa_of_cpu(sys: SysReader) -> dict[int, int]:
 
 
 def _caches(sys: SysReader, online: tuple[int, ...]) -> dict[int, int]:
-    """Last-level cache of each CPU, named by its first CPU. One read per cache, not per CPU."""
+    """Return the last-level cache of each CPU, named by its first CPU. One read per cache, not per CPU."""
     found: dict[int, int] = {}
     for cpu in online:
         if cpu in found:
@@ -222,7 +232,7 @@ def _shared_l3(sys: SysReader, cpu: int) -> tuple[int, ...]:
 
 
 def _numbered(cores: list[Core]) -> tuple[Core, ...]:
-    """Caches renumbered from 0 in the order of their cores."""
+    """Renumber the caches from 0 in the order of their cores."""
     order: dict[int, int] = {}
     for core in cores:
         order.setdefault(core["l3"], len(order))

@@ -1,9 +1,10 @@
-"""Accelerators of three vendors from /sys, /proc and the permissions of /dev. No vendor library, no command.
+"""Accelerators and network interfaces, from /sys, /proc and the permissions of /dev.
 
-Devices are numbered as their runtime counts them in this job: a device that the job's control group or a container
-hides is not counted. Variables such as CUDA_VISIBLE_DEVICES are not looked at; whoever plans knows what they mean.
+Uses no vendor library and no command. Accelerators come from three vendors. They are numbered as their runtime counts
+them in this job. A device that the job's control group or a container hides is not counted. Variables such as
+CUDA_VISIBLE_DEVICES are ignored here and interpreted by the planner.
 
-Network interfaces that ranks may talk through: Slingshot, InfiniBand, RoCE and plain Ethernet, from /sys.
+Network interfaces are those that ranks may use: Slingshot, InfiniBand, RoCE and plain Ethernet.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _NVIDIA_VENDOR, _AMD_VENDOR, _INTEL_VENDOR = 0x10DE, 0x1002, 0x8086
 _INTEL_MAX = frozenset({0x0B69, 0x0B6E, *range(0x0BD0, 0x0BDC), 0x0BE0, 0x0BE1, 0x0BE5})
 _INTEL_MAX_ONE_TILE = frozenset({0x0BD9, 0x0BDA, 0x0BDB})
 _AMD_TWO_DIES = frozenset({0x7408, 0x740C})
-"""MI250X and MI250: two dies of a package are devices of their own, next to each other in the driver's order."""
+"""MI250X and MI250: two dies of a package are separate devices, next to each other in the driver's order."""
 _AMD_INTEGRATED = frozenset({90002, 90012, 100303, 100305, 100306, 110003})
-"""Graphics inside a desktop or laptop processor: not what a training job wants for a device."""
+"""Graphics inside a desktop or laptop processor, which are not suitable for training."""
 
 
 class SysReaders(NamedTuple):
@@ -36,7 +37,7 @@ class SysReaders(NamedTuple):
 
 
 def probe_devices(trees: SysReaders, vendor: Vendor | None = None) -> tuple[Device, ...]:
-    """Devices of one vendor: the one asked for, else the one with the most devices."""
+    """Return the devices of one vendor: the requested one, or else the one with the most devices."""
     probes: dict[Vendor, Callable[[SysReaders], tuple[Device, ...]]] = {
         "nvidia": _nvidia_devices,
         "amd": _amd_devices,
@@ -48,7 +49,7 @@ def probe_devices(trees: SysReaders, vendor: Vendor | None = None) -> tuple[Devi
 
 
 def _display_devices(sys: SysReader, vendor: int) -> list[str]:
-    """PCI addresses of a vendor's display and 3D controllers, in order."""
+    """Return the PCI addresses of a vendor's display and 3D controllers, in order."""
     found = []
     for address in sys.names(_PCI):
         if sys.text(f"{_PCI}/{address}/class").startswith("0x03") and sys.number(f"{_PCI}/{address}/vendor") == vendor:
@@ -57,16 +58,16 @@ def _display_devices(sys: SysReader, vendor: int) -> list[str]:
 
 
 def _numa(sys: SysReader, address: str) -> int | None:
-    """The device's domain; -1 is the kernel's word for not knowing."""
+    """Return the device's NUMA domain. The kernel reports -1 if it is unknown."""
     numa = sys.number(f"{_PCI}/{address}/numa_node")
     return None if numa is None or numa < 0 else numa
 
 
 def _usable(dev: SysReader, names: Sequence[str]) -> tuple[bool, ...]:
-    """Which device files this process may open; access(2) asks the device control group too and wakes no device.
+    """Return which device files this process may open.
 
-    Where none of them exists nothing can be said (a login shell on a node whose /dev is filled on first use), and all
-    count.
+    access(2) also asks the device control group and wakes no device. If none of the files exists, nothing is known (a
+    login shell on a node whose /dev is filled on first use), and all devices count.
     """
     exist = [bool(name) and dev.exists(name) for name in names]
     if not any(exist):
@@ -75,7 +76,7 @@ def _usable(dev: SysReader, names: Sequence[str]) -> tuple[bool, ...]:
 
 
 def _nvidia_devices(trees: SysReaders) -> tuple[Device, ...]:
-    """Only what NVIDIA's own driver holds: a card given to a virtual machine or to nouveau is of no use to CUDA."""
+    """Return the devices of NVIDIA's own driver. CUDA cannot use a card of a virtual machine or of nouveau."""
     sys, proc = trees.sys, trees.proc
     held = [
         address
@@ -102,8 +103,11 @@ def _nvidia_devices(trees: SysReaders) -> tuple[Device, ...]:
 
 
 def _amd_devices(trees: SysReaders) -> tuple[Device, ...]:
-    """Nodes of the KFD that are devices. Those that the job's control group forbids cannot even be read: they keep
-    their place in the counting of packages, and get no number."""
+    """Return the nodes of the KFD that are devices.
+
+    Devices that the job's control group forbids cannot even be read. They count for the numbering of packages, but get
+    no number.
+    """
     sys = trees.sys
     found: list[tuple[int, dict[str, str]]] = []
     position = 0
@@ -125,7 +129,7 @@ def _amd_devices(trees: SysReaders) -> tuple[Device, ...]:
 
 
 def _package(position: int, facts: dict[str, str]) -> tuple[int, ...]:
-    """What dies of one package share: their place in pairs, else the PCI slot (partitions of an MI300)."""
+    """Return the key that dies of one package share: pair index, or else PCI slot (partitions of an MI300)."""
     if _whole(facts, "device_id") in _AMD_TWO_DIES:
         return (position // 2,)
     location = _whole(facts, "location_id")
@@ -133,7 +137,7 @@ def _package(position: int, facts: dict[str, str]) -> tuple[int, ...]:
 
 
 def _die(position: int, facts: dict[str, str], packages: list[tuple[int, ...]], index: int) -> int | None:
-    """Which die or partition of its package a device is; None where the package is one device."""
+    """Return the number of a die or partition in its package. None if the package is one device."""
     if _whole(facts, "device_id") in _AMD_TWO_DIES:
         return position % 2
     own = packages[index]
@@ -156,7 +160,7 @@ def _amd_device(sys: SysReader, index: int, facts: dict[str, str], card: int, ti
 
 
 def _gfx_name(version: int) -> str:
-    """The driver's packed decimal as compilers write it: 90010 is gfx90a."""
+    """Convert the driver's packed decimal to the compiler's name: 90010 is gfx90a."""
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else ""
 
 
@@ -166,7 +170,7 @@ def _whole(facts: dict[str, str], name: str) -> int:
 
 
 def _intel_devices(trees: SysReaders) -> tuple[Device, ...]:
-    """Cards of the Max series, tile by tile, in PCI order (what ZE_ENABLE_PCI_ID_DEVICE_ORDER=1 asks for)."""
+    """Return the tiles of Max series cards in PCI order (as with ZE_ENABLE_PCI_ID_DEVICE_ORDER=1)."""
     sys = trees.sys
     cards = [
         (address, kind)
@@ -200,7 +204,7 @@ def _render_file(sys: SysReader, address: str) -> str:
 
 
 def _intel_tiles(sys: SysReader, address: str) -> int:
-    """Tiles that the driver shows: `gt/gt0`, `gt/gt1` under the i915 card, `tile0`, `tile1` under xe."""
+    """Return the number of tiles in /sys: `gt/gt0`, `gt/gt1` under the i915 card, `tile0`, `tile1` under xe."""
     for name in sys.names(f"{_PCI}/{address}/drm"):
         if name.startswith("card"):
             found = [gt for gt in sys.names(f"{_PCI}/{address}/drm/{name}/gt") if gt.removeprefix("gt").isdecimal()]
@@ -217,10 +221,10 @@ _RATE = re.compile(r"^(\d+(?:\.\d+)?)\s*Gb/sec")
 
 
 def probe_nics(sys: SysReader) -> tuple[Nic, ...]:
-    """Physical interfaces with their RDMA device, and RDMA devices that have no interface.
+    """Return physical interfaces with their RDMA device, and RDMA devices that have no interface.
 
-    Bridges, tunnels and virtual pairs have no device behind them and are left out, and so are virtual functions that
-    belong to guests and Ethernet ports without a link.
+    Bridges, tunnels and virtual pairs have no device and are omitted. Virtual functions that belong to guests and
+    Ethernet ports without a link are also omitted.
     """
     direct = _rdma_devices(sys)
     nics: list[Nic] = []
@@ -238,7 +242,7 @@ def probe_nics(sys: SysReader) -> tuple[Nic, ...]:
 
 
 def _rdma_devices(sys: SysReader) -> dict[str, str]:
-    """RDMA and CXI devices by PCI address."""
+    """Return RDMA and CXI devices by PCI address."""
     found: dict[str, str] = {}
     for folder in _RDMA:
         for name in sys.names(folder):
@@ -264,7 +268,7 @@ def _nic(sys: SysReader, name: str, device: str, address: str) -> Nic:
 
 
 def _speed(sys: SysReader, name: str, device: str) -> int:
-    """Megabits per second; 0 where neither side says."""
+    """Return megabits per second, or 0 if neither source reports it."""
     rate = _RATE.match(sys.text(f"class/infiniband/{device}/ports/1/rate")) if device else None
     if rate:
         return int(float(rate.group(1)) * 1000)

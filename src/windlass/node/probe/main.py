@@ -1,7 +1,7 @@
-"""The node that this process runs on: its hardware, the CPUs of the job, and the ports that are in use.
+"""Describe the node of this process: its hardware, the CPUs of the job, and the ports in use.
 
-Never fails: what is hidden, missing or odd is left out or takes a calm default, and a binding made of less knowledge
-is a coarser one. Runs no command and loads no library, so it is quick enough for every start.
+Never fails. Hidden, missing or invalid values are omitted or get a safe default. A binding with less information is
+coarser. The module runs no command and loads no library, so it is quick enough for every start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROOTS = ("/sys", "/proc", "/dev")
 
 
 def main(settings: dict[str, Any]) -> int:
-    """For a node of the allocation that we are outside of: the CPUs are those of the job."""
+    """Probe a node of the allocation from the outside: the CPUs are those of the job."""
     node_writer(settings).send(hardware=read_node(allowed_by="cgroup"), taken_ports=taken_ports(), done=True)
     return 0
 
@@ -25,7 +25,7 @@ def main(settings: dict[str, Any]) -> int:
 def read_node(
     roots: tuple[str, str, str] = ROOTS, *, allowed_by: AllowedBy, vendor: Vendor | None = None
 ) -> dict[str, Any]:
-    """The fields of `model.topology.Topology`, from /sys, /proc and /dev. See `sites.topology.described`."""
+    """Return the fields of `model.topology.Topology`, from /sys, /proc and /dev. See `sites.topology.described`."""
     sys, proc, dev = map(SysReader, roots)
     return {
         "arch": os.uname().machine,
@@ -38,7 +38,7 @@ def read_node(
 
 
 def taken_ports() -> tuple[int, ...]:
-    """Ports on which some process listens on this machine."""
+    """Return the ports on which a process of this machine listens."""
     listening = "0A"
     ports: set[int] = set()
     proc = SysReader(ROOTS[1])
@@ -51,7 +51,7 @@ def taken_ports() -> tuple[int, ...]:
 
 
 def _memory_bytes(sys: SysReader, proc: SysReader) -> int:
-    """The node's memory, or the control group's limit where that is lower."""
+    """Return the node's memory, or the control group's limit if that is lower."""
     words = properties(proc.text("meminfo"), ":").get("MemTotal", "").split()
     total = int(words[0]) * 1024 if words and words[0].isdecimal() else 0
     limits = [limit for limit in _memory_limits(sys, proc) if limit > 0]

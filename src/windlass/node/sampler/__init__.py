@@ -1,1 +1,1 @@
-"""What runs on the nodes: the ranks' start-up hook with its recorder, and the samplers of the agent."""
+"""Node-side sampling: the ranks' start-up hook with its recorder, and the samplers of the agent."""

@@ -1,6 +1,6 @@
-"""AMD devices: the files of the kernel driver, else what `amd-smi` or `rocm-smi` print.
+"""AMD devices: read the files of the kernel driver, or else the output of `amd-smi` or `rocm-smi`.
 
-On an MI250X the first of two GCDs alone tells the power of the card; the other one's stays unknown.
+On an MI250X only the first of two GCDs reports the power of the card. The power of the other one stays unknown.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def present(root: str = "/") -> bool:
 
 
 def sysfs_devices(root: str = "/") -> list[DeviceReading]:
-    """What the amdgpu driver shows everybody; a card without a busy figure is no accelerator of ours."""
+    """Return the devices of the amdgpu driver, which all users can read. A card without a busy figure is skipped."""
     found: list[DeviceReading] = []
     drm = os.path.join(root, "sys/class/drm")
     cards = sorted(int(name[4:]) for name in listed(drm) if re.fullmatch(r"card\d+", name))
@@ -73,13 +73,13 @@ def _first(folders: list[str], *names: str) -> float | None:
 
 
 def parse_dpm(text: str) -> float | None:
-    """The clock that is marked in `pp_dpm_sclk`: `1: 1700Mhz *`."""
+    """Return the clock that is marked in `pp_dpm_sclk`: `1: 1700Mhz *`."""
     match = re.search(r"(\d+)Mhz \*", text)
     return float(match.group(1)) if match else None
 
 
 def parse_amd_smi(text: str) -> list[DeviceReading]:
-    """`amd-smi metric --json`: a list, or since ROCm 7 an object with `gpu_data`."""
+    """Parse `amd-smi metric --json`: a list, or since ROCm 7 an object with `gpu_data`."""
     data = json_of(text, "amd-smi")
     entries = data.get("gpu_data", []) if isinstance(data, dict) else data
     found = []
@@ -105,8 +105,11 @@ def parse_amd_smi(text: str) -> list[DeviceReading]:
 
 
 def parse_rocm_smi(text: str) -> list[DeviceReading]:
-    """`rocm-smi --json`: one object per device, which on an MI250X is one of the two dies of a card; all values are
-    texts, and the case of keys differs between versions."""
+    """Parse `rocm-smi --json`: one object per device.
+
+    On an MI250X a device is one of the two dies of a card. All values are strings, and the case of keys differs between
+    versions.
+    """
     data = json_of(text, "rocm-smi")
     driver = part_of(data, "system").get("Driver version", "")
     found = []
@@ -132,13 +135,13 @@ def parse_rocm_smi(text: str) -> list[DeviceReading]:
 
 
 def parse_ras(text: str) -> int | None:
-    """Uncorrected errors in amdgpu's `ras/umc_err_count` (`ue: 0`, `ce: 3`)."""
+    """Return the uncorrected errors in amdgpu's `ras/umc_err_count` (`ue: 0`, `ce: 3`)."""
     match = re.search(r"^ue:\s*(\d+)", text, re.MULTILINE)
     return int(match.group(1)) if match else None
 
 
 def _size(value: Any) -> int | None:
-    """A size as amd-smi writes it, in MB unless its unit says otherwise; what it calls MB are MiB."""
+    """Parse a size of amd-smi, in MB unless it has another unit. MB in its output means MiB."""
     gib = isinstance(value, dict) and value.get("unit") in {"GB", "GiB"}
     return whole(number(value), MIB << 10 if gib else MIB)
 
@@ -156,7 +159,7 @@ def rocm_smi_devices() -> list[DeviceReading]:
 
 
 def rocm_smi_health(timeout_s: float, root: str = "/") -> list[DeviceReading]:
-    """rocm-smi's own table of RAS counters has no JSON: the driver's files have them."""
+    """Return the health of the devices. RAS counters come from the driver's files: rocm-smi has no JSON for them."""
     ras = os.path.join(root, "sys/class/drm/card%d/device/ras/umc_err_count")
     return [
         device._replace(uncorrected=parse_ras(text_of(ras % device.place)))

@@ -1,7 +1,6 @@
-"""The node itself: CPUs, memory with its limit, network, file systems, power, and what each rank's processes use.
+"""Measure the node: CPUs, memory and its limit, network, file systems, power, and the ranks' processes.
 
-Everything is read from files that any user may read; what is not there is None. `root` is another place than `/` in
-tests.
+All values come from files that any user may read. A missing value is None. `root` differs from `/` only in tests.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class HostCounters(NamedTuple):
-    """What only grows: two looks give a rate. None: this node does not tell."""
+    """Counters that only grow: two samples give a rate. None: this node does not report it."""
 
     cpu_busy: float | None = None
     cpu_all: float | None = None
@@ -36,7 +35,7 @@ class HostCounters(NamedTuple):
 class ProcessUsage(NamedTuple):
     parent: int
     cpu_s: float
-    """With that of its children that have ended."""
+    """Including that of its children that have ended."""
     memory_bytes: int
 
 
@@ -60,7 +59,7 @@ def counters(root: str = "/") -> HostCounters:
 
 
 def cpu_ticks(text: str) -> tuple[float | None, float | None]:
-    """Busy and all ticks of `/proc/stat`; waiting for a disk is not busy."""
+    """Return busy and total ticks of `/proc/stat`. Waiting for a disk is not busy."""
     for line in text.splitlines():
         if line.startswith("cpu "):
             fields = [int(word) for word in line.split()[1:9]]
@@ -70,7 +69,10 @@ def cpu_ticks(text: str) -> tuple[float | None, float | None]:
 
 
 def network_bytes(root: str = "/") -> tuple[float | None, float | None]:
-    """Received and sent: Slingshot and InfiniBand count what bypasses the kernel; others are counted by interface."""
+    """Return received and sent bytes.
+
+    Slingshot and InfiniBand devices count traffic that bypasses the kernel. Other devices are counted per interface.
+    """
     sums = [0.0, 0.0]
     seen = False
     covered: set[str] = set()
@@ -92,7 +94,7 @@ def network_bytes(root: str = "/") -> tuple[float | None, float | None]:
     for name in listed(net):
         device = os.path.join(net, name, "device")
         if not os.path.exists(device) or os.path.realpath(device) in covered:
-            continue  # virtual ones (lo, bridges, containers), and those that the hardware has counted
+            continue  # virtual interfaces (lo, bridges, containers), and those whose hardware was counted above
         rx = read_number(os.path.join(net, name, "statistics/rx_bytes"))
         tx = read_number(os.path.join(net, name, "statistics/tx_bytes"))
         if rx is not None and tx is not None:
@@ -103,7 +105,10 @@ def network_bytes(root: str = "/") -> tuple[float | None, float | None]:
 
 
 def lustre_bytes(root: str = "/") -> tuple[float, float] | None:
-    """Read and written by Lustre clients; `read_bytes 3 samples [bytes] 4096 1048576 2101248`: the sum is the last."""
+    """Return bytes read and written by Lustre clients.
+
+    In `read_bytes 3 samples [bytes] 4096 1048576 2101248` the sum is the last number.
+    """
     found: list[float] = []
     for folder in ("proc/fs/lustre/llite", "sys/fs/lustre/llite", "sys/kernel/debug/lustre/llite"):
         for name in listed(os.path.join(root, folder)):
@@ -117,14 +122,17 @@ def lustre_bytes(root: str = "/") -> tuple[float, float] | None:
 
 
 def nfs_bytes(text: str) -> tuple[float, float] | None:
-    """Read from and written to NFS servers: fifth and sixth number of `bytes:` in `/proc/self/mountstats`."""
+    """Return bytes read from and written to NFS servers.
+
+    They are the fifth and sixth number of `bytes:` in `/proc/self/mountstats`.
+    """
     rows = [line.split()[1:] for line in text.splitlines() if line.strip().startswith("bytes:")]
     rows = [row for row in rows if len(row) >= 6]
     return (sum(float(row[4]) for row in rows), sum(float(row[5]) for row in rows)) if rows else None
 
 
 def disk_bytes(text: str) -> tuple[float, float] | None:
-    """Read from and written to whole disks, by `/proc/diskstats`."""
+    """Return bytes read from and written to whole disks, from `/proc/diskstats`."""
     read = written = 0.0
     seen = False
     for line in text.splitlines():
@@ -137,8 +145,10 @@ def disk_bytes(text: str) -> tuple[float, float] | None:
 
 
 def energy_j(root: str = "/") -> float | None:
-    """Joules of the node since some time: Cray's counter for all of it, else the packages' by RAPL (often for root
-    alone)."""
+    """Return the joules of the node since an unspecified start.
+
+    Reads Cray's counter for the whole node, or else the RAPL counters of the packages, which often only root can read.
+    """
     cray = read_number(os.path.join(root, "sys/cray/pm_counters/energy"))
     if cray is not None:
         return cray
@@ -150,7 +160,7 @@ def energy_j(root: str = "/") -> float | None:
 
 
 def power_w(root: str = "/") -> float | None:
-    """Watts now: Cray's for the node, else a power meter among the sensors that is no accelerator's."""
+    """Return the current watts: Cray's value for the node, or else a power sensor that is not an accelerator's."""
     cray = read_number(os.path.join(root, "sys/cray/pm_counters/power"))
     if cray is not None:
         return cray
@@ -166,7 +176,7 @@ def power_w(root: str = "/") -> float | None:
 
 
 def memory(pid: int | None, root: str = "/") -> tuple[int | None, int | None]:
-    """Working set and limit: of the control group above this process that limits memory, else of the node."""
+    """Return working set and limit of the innermost control group with a memory limit, or else of the node."""
     if pid is not None:
         for folder, current, stat, inactive, limit in _groups(pid, root):
             most, used = read_number(os.path.join(folder, limit)), read_number(os.path.join(folder, current))
@@ -181,7 +191,7 @@ def memory(pid: int | None, root: str = "/") -> tuple[int | None, int | None]:
 
 
 def _groups(pid: int, root: str) -> list[tuple[str, str, str, str, str]]:
-    """Folders of the process's control groups for memory, the innermost first, with the names of their files."""
+    """Return directories of the process's memory control groups, innermost first, with their file names."""
     found = []
     for line in text_of(os.path.join(root, "proc/%d/cgroup" % pid)).splitlines():
         number, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "", "")
@@ -202,7 +212,7 @@ def _groups(pid: int, root: str) -> list[tuple[str, str, str, str, str]]:
 
 
 def processes(root: str = "/") -> dict[int, ProcessUsage]:
-    """All processes of the node, as far as they are shown."""
+    """Return all visible processes of the node."""
     found: dict[int, ProcessUsage] = {}
     proc = os.path.join(root, "proc")
     for name in listed(proc):
@@ -216,13 +226,13 @@ def processes(root: str = "/") -> dict[int, ProcessUsage]:
 
 
 def run_delay_s(pid: int, root: str = "/") -> float | None:
-    """How long the process's first thread was ready and waited for a core, in all. None: this kernel does not count."""
+    """Return how long the process's first thread has waited for a core in total. None without kernel support."""
     fields = text_of(os.path.join(root, "proc/%d/task/%d/schedstat" % (pid, pid))).split()
     return int(fields[1]) / 1e9 if len(fields) == 3 and fields[0] != "0" else None
 
 
 def allowed_cpus(pids: list[int]) -> frozenset[int]:
-    """CPUs on which any of these processes may run."""
+    """Return the CPUs on which any of these processes may run."""
     found: set[int] = set()
     for pid in pids:
         try:
@@ -233,7 +243,7 @@ def allowed_cpus(pids: list[int]) -> frozenset[int]:
 
 
 def core_seconds(cpus: frozenset[int], text: str) -> tuple[float, float]:
-    """Busy and all seconds of these CPUs, from `/proc/stat`; what a hypervisor took away is not busy."""
+    """Return busy and total seconds of these CPUs, from `/proc/stat`. Time stolen by a hypervisor is not busy."""
     busy = whole = 0
     for line in text.splitlines():
         name, *fields = line.split()
@@ -245,7 +255,7 @@ def core_seconds(cpus: frozenset[int], text: str) -> tuple[float, float]:
 
 
 def tree(first: int, all_of_them: dict[int, ProcessUsage]) -> list[int]:
-    """A process and all below it."""
+    """Return a process and all its descendants."""
     below: dict[int, list[int]] = {}
     for pid, process in all_of_them.items():
         below.setdefault(process.parent, []).append(pid)

@@ -1,4 +1,4 @@
-"""Intel devices: what `xpu-smi dump` prints, else the power and the clock that the kernel driver shows."""
+"""Intel devices: read `xpu-smi dump`, or else the power and the clock from the kernel driver."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COLUMNS = {
 
 
 def _cards(root: str) -> list[str]:
-    """Folders of discrete cards: those whose driver has an energy counter."""
+    """Return the directories of discrete cards: those whose driver has an energy counter."""
     drm = os.path.join(root, "sys/class/drm")
     found = []
     for name in sorted((n for n in listed(drm) if re.fullmatch(r"card\d+", n)), key=lambda n: int(n[4:])):
@@ -46,7 +46,7 @@ def present(root: str = "/") -> bool:
 
 
 def parse_xpu_smi(text: str) -> list[DeviceReading]:
-    """The CSV of `xpu-smi dump`: columns by their names, the last row of each device (and tile) counts."""
+    """Parse the CSV of `xpu-smi dump`. Columns are found by name. The last row of each device (and tile) counts."""
     head: list[str] = []
     rows: dict[tuple[int, int], list[str]] = {}
     for line in text.splitlines():
@@ -77,7 +77,7 @@ def xpu_smi_devices() -> list[DeviceReading]:
 
 
 def parse_discovery(text: str) -> list[DeviceReading]:
-    """`xpu-smi discovery -j`: one entry per card, whatever the number of its tiles."""
+    """Parse `xpu-smi discovery -j`: one entry per card, independent of the number of its tiles."""
     said = json_of(text, "xpu-smi")
     entries = said.get("device_list") if isinstance(said, dict) else None
     found: list[DeviceReading] = []
@@ -95,7 +95,7 @@ def parse_discovery(text: str) -> list[DeviceReading]:
 
 
 def parse_health(text: str) -> list[str]:
-    """`xpu-smi health -l -j`: components that are not well, as `device 0 memory: Critical`."""
+    """Return unhealthy components in `xpu-smi health -l -j`, such as `device 0 memory: Critical`."""
     said = json_of(text, "xpu-smi")
     entries = said.get("device_list", [said]) if isinstance(said, dict) else said
     bad = []
@@ -108,7 +108,7 @@ def parse_health(text: str) -> list[str]:
 
 
 def health(timeout_s: float) -> tuple[list[DeviceReading], list[str]]:
-    """The cards, and what is not well about them, where the site lets users ask that."""
+    """Return the cards and their problems, if the site allows users to query health."""
     cards = parse_discovery(output_of(*XPU_SMI_DISCOVERY, timeout_s=timeout_s))
     try:
         return cards, parse_health(output_of(*XPU_SMI_HEALTH, timeout_s=timeout_s))
@@ -117,7 +117,7 @@ def health(timeout_s: float) -> tuple[list[DeviceReading], list[str]]:
 
 
 class Sysfs:
-    """Power from the energy counter, between two looks."""
+    """Power from the energy counter, between two samples."""
 
     def __init__(self, root: str = "/", clock: Callable[[], float] = time.monotonic) -> None:
         self._root = root

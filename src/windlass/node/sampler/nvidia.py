@@ -1,4 +1,4 @@
-"""NVIDIA devices: the management library (NVML) by ctypes, or what `nvidia-smi` prints."""
+"""NVIDIA devices: the management library (NVML) through ctypes, or the output of `nvidia-smi`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ THROTTLE = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
-"""Bits of NVML's clock event reasons that say that a node is not well, not that it is busy (power cap, 0x4) or idle."""
+"""NVML's clock event reasons that indicate an unhealthy node, not a busy (power cap, 0x4) or idle one."""
 _ECC, _REASONS = "ecc.errors.uncorrected.volatile.total", "clocks_throttle_reasons.active"
 _ROWS = ("remapped_rows.pending", "remapped_rows.failure")
 SAMPLED = (
     *("index", "utilization.gpu", "memory.used", "memory.total", "power.draw", "temperature.gpu", "clocks.sm"),
     _REASONS,
 )
-"""What a sampler asks again and again."""
+"""Fields that the sampler reads repeatedly."""
 OLD_DRIVERS = ("index", "name", "memory.total", "memory.used", "driver_version")
-"""For drivers that do not know one of the others: nvidia-smi then refuses the whole question."""
+"""For drivers that lack one of the other fields. nvidia-smi then rejects the whole query."""
 HEALTH = (*OLD_DRIVERS, _ECC, _REASONS, "clocks.sm", "clocks.max.sm", *_ROWS)
-"""What a check asks once."""
+"""Fields that a check reads once."""
 
 
 def present(root: str = "/") -> bool:
@@ -44,7 +44,7 @@ class _Memory(ctypes.Structure):
 
 
 class Nvml:
-    """The library, loaded once. `MissingError` where it is not there or sees no device."""
+    """The library, loaded once. Raises `MissingError` if it is missing or finds no device."""
 
     def __init__(self, name: str = "libnvidia-ml.so.1") -> None:
         try:
@@ -86,7 +86,7 @@ class Nvml:
         )
 
     def _ask(self, name: str, handle: ctypes.c_void_p, answer: Any, *which: int) -> Any:
-        """The answer, or None where this device or this driver does not know it."""
+        """Return the answer, or None if this device or driver does not support the query."""
         function = getattr(self._library, name, None)
         if function is None or function(handle, *which, ctypes.byref(answer)):
             return None
@@ -98,7 +98,7 @@ def smi_argv(fields: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def parse_nvidia_smi(text: str, fields: tuple[str, ...] = SAMPLED) -> list[DeviceReading]:
-    """Lines of `nvidia-smi --query-gpu` for these fields."""
+    """Parse lines of `nvidia-smi --query-gpu` for these fields."""
     found = []
     for line in text.splitlines():
         values = [value.strip() for value in line.split(",")]
@@ -127,7 +127,7 @@ def parse_nvidia_smi(text: str, fields: tuple[str, ...] = SAMPLED) -> list[Devic
 
 
 def throttle_names(bits: int) -> tuple[str, ...]:
-    """What in these reasons says that the node is not well."""
+    """Return the names of the reasons that indicate an unhealthy node."""
     return tuple(name for bit, name in THROTTLE.items() if bits & bit)
 
 
@@ -143,7 +143,7 @@ def smi_devices() -> list[DeviceReading]:
 
 
 def health(timeout_s: float) -> list[DeviceReading]:
-    """The devices with what says whether they are well. `MissingError` where nvidia-smi does not answer."""
+    """Return the devices with their health figures. Raises `MissingError` if nvidia-smi does not answer."""
     try:
         return parse_nvidia_smi(output_of(*smi_argv(HEALTH), timeout_s=timeout_s), HEALTH)
     except MissingError:

@@ -1,7 +1,7 @@
-"""What a rank writes when the agent of its node asks: its Python stacks, and torch's flight record of collectives.
+"""Write a rank's Python stacks and torch's flight record of collectives when the node's agent asks.
 
-The start-up hook and `windlass.init` both use it. It needs the standard library alone, because on a node it lies next
-to the hook, and it leaves alone what the user has set. Evidence is a help, not a condition: nothing here raises.
+The start-up hook and `windlass.init` both use this module. It needs only the standard library, because on a node it is
+in the same directory as the hook. It does not change the user's settings. Evidence is optional, so no function raises.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import faulthandler
 import os
 import sys
 
-TYPE_CHECKING = False  # and imports inside functions: every Python of a rank reads this at its start
+TYPE_CHECKING = False  # and imports inside functions, because every Python of a rank reads this at its start
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
 
 PIPE_SUFFIX, STACK_SUFFIX = ".flight", ".stack"
-"""Of the files next to a rank's heartbeat: the pipe that asks for the flight record, and the file of the stacks."""
+"""Suffixes of files next to a rank's heartbeat: the pipe to request the flight record, and the stacks."""
 STACK_SIGNAL = 44
-"""A real-time signal (SIGRTMIN+10 with glibc). SIGUSR1 has handlers of frameworks that save or put the job back."""
+"""A real-time signal (SIGRTMIN+10 with glibc). Frameworks use SIGUSR1 to save or requeue the job."""
 OTHER_SUFFIX = "-other"
-"""Of the record of other backends where the build of torch has NCCL's too."""
-_ENTRIES = "2000"  # matching by sequence number is unreliable once the ring has wrapped: keep it large
+"""Suffix of the record of other backends, if the build of torch also has NCCL's."""
+_ENTRIES = "2000"  # large, because matching by sequence number is unreliable after the ring has wrapped
 
 
 def stacks_on_request(heartbeat: str | None) -> None:
-    """`STACK_SIGNAL` writes the Python stacks of all threads to the file next to the heartbeat, even inside C code."""
+    """Make `STACK_SIGNAL` write the stacks of all threads to the file next to the heartbeat, even in C code."""
     if heartbeat:
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -34,10 +34,10 @@ def stacks_on_request(heartbeat: str | None) -> None:
 
 
 def stacks_by_hand() -> None:
-    """SIGUSR1 prints the Python stacks of all threads to stderr, where nobody else uses that signal."""
+    """Make SIGUSR1 print the Python stacks of all threads to stderr, if the signal has no other handler."""
     import signal
 
-    free = (signal.SIG_DFL, signal.SIG_IGN)  # ignored: by the rank script, under launchers that send it to everybody
+    free = (signal.SIG_DFL, signal.SIG_IGN)  # ignored: by the rank script, if the launcher sends it to all processes
     if hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) in free and sys.stderr is not None:
         try:
             faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -46,7 +46,7 @@ def stacks_by_hand() -> None:
 
 
 def recorder_variables(torch_version: str, dump_dir: str | None) -> dict[str, str]:
-    """The variables that switch the flight recorder on. torch 2.9 renamed them; the old names warn there."""
+    """Return the variables that enable the flight recorder. torch 2.9 renamed them and warns about the old names."""
     import re
 
     match = re.match(r"(\d+)\.(\d+)", torch_version)
@@ -63,20 +63,23 @@ def recorder_variables(torch_version: str, dump_dir: str | None) -> dict[str, st
 
 
 def switch_on(environ: MutableMapping[str, str], torch_version: str, run_dir: str | None) -> None:
-    """Set the variables that nobody has set. They must be there before the first process group."""
+    """Set the variables that are not set yet. They must be set before the first process group."""
     dump_dir = os.path.join(run_dir, "flight") if run_dir else None
     if dump_dir is not None:
         try:
             os.makedirs(dump_dir, exist_ok=True)
         except OSError:
-            dump_dir = None  # torch then writes to its default place
+            dump_dir = None  # torch then writes to its default path
     for name, value in recorder_variables(torch_version, dump_dir).items():
         environ.setdefault(name, value)
 
 
 def dump_on_request(heartbeat: str | None, run_dir: str | None, rank: int | str) -> None:
-    """Let the agent of this node ask for the record while the rank hangs: a byte in the pipe next to the heartbeat
-    makes a thread write `flight/rank_N`. torch itself dumps only at its own time-out, and with NCCL alone."""
+    """Let the agent of this node request the record while the rank hangs.
+
+    A byte in the pipe next to the heartbeat makes a thread write `flight/rank_N`. torch itself dumps only at its own
+    time-out, and only with NCCL.
+    """
     import threading
 
     if not heartbeat or not run_dir:
@@ -85,7 +88,7 @@ def dump_on_request(heartbeat: str | None, run_dir: str | None, rank: int | str)
     try:
         if not os.path.exists(pipe):
             os.mkfifo(pipe, 0o600)
-        handle = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)  # both ends: a reader alone would see the end of each asker
+        handle = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)  # both ends: a pure reader gets EOF after each request
     except OSError:
         return
     target = os.path.join(run_dir, "flight", "rank_%s" % rank)
@@ -93,7 +96,7 @@ def dump_on_request(heartbeat: str | None, run_dir: str | None, rank: int | str)
 
 
 def _dump_when_asked(handle: int, target: str) -> None:
-    """torch keeps two records, NCCL's and that of all other backends, and each function knows one of them."""
+    """Write both records of torch: NCCL's and that of all other backends. Each function returns one of them."""
     while os.read(handle, 64):
         c10d = sys.modules.get("torch._C._distributed_c10d")
         nccl, other = getattr(c10d, "_dump_nccl_trace", None), getattr(c10d, "_dump_fr_trace", None)

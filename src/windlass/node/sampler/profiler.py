@@ -1,9 +1,9 @@
-"""torch's profiler over some steps of one rank, switched on and off by the start-up hook. The script stays as it is.
+"""Run torch's profiler over some steps of one rank. The start-up hook controls it, so the script is unchanged.
 
-After a few steps of warm-up it records as many as were asked for, then leaves a trace for a viewer (Perfetto,
-chrome://tracing) and one page of words: which kernels took the time, how much of it is communication and how much of
-that is hidden behind computing, and how long the device had nothing to do. It lives in the user's process: the
-standard library and the program's own torch, and whatever goes wrong costs the profile, never the program.
+After a few steps of warm-up it records the requested number of steps. Then it writes a trace for a viewer (Perfetto,
+chrome://tracing) and one page of text. The page shows which kernels took the time, how much of it is communication, how
+much communication overlaps with computing, and how long the device was idle. It runs in the user's process and uses
+only the standard library and the program's own torch. An error costs the profile, never the program.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COMM = re.compile(r"nccl|rccl|oneccl|\bccl|gloo:|c10d::|all_?reduce|all_?gather
 
 
 def from_environment(torch: Any) -> StepProfiler | None:
-    """The profiler that this rank was asked for, if it was."""
+    """Return the profiler that was requested for this rank, or None."""
     environ = os.environ
     steps, _, folder = environ.get(VARIABLE, "").partition(":")
     if not steps.isdigit() or not folder or "RANK" not in environ:
@@ -36,7 +36,7 @@ def from_environment(torch: Any) -> StepProfiler | None:
 
 
 class StepProfiler:
-    """Off, then on for `steps` steps, then off for good."""
+    """Off, then on for `steps` steps, then off permanently."""
 
     def __init__(self, torch: Any, folder: str, rank: str, steps: int) -> None:
         self._torch, self._folder, self._rank, self._steps = torch, folder, rank, steps
@@ -46,7 +46,7 @@ class StepProfiler:
         self._pid = os.getpid()
 
     def after_step(self) -> None:
-        """A step has ended."""
+        """Count a completed step."""
         if self._steps <= 0 or os.getpid() != self._pid:
             return
         self._seen += 1
@@ -60,7 +60,7 @@ class StepProfiler:
             sys.stderr.write("windlass: no profile of rank %s: %s: %s\n" % (self._rank, type(error).__name__, error))
 
     def finish(self) -> None:
-        """Stop and write; also at the end of a program that took fewer steps."""
+        """Stop and write the profile. Also called at the end of a program that took fewer steps."""
         if self._profile is None:
             return
         profile, self._profile = self._profile, None
@@ -84,8 +84,11 @@ class StepProfiler:
 
 
 def summarise(events: Iterable[Any], seconds: float, steps: int) -> dict[str, Any]:
-    """Figures of a profile: by name, and of the time in which the device (or, without one, the CPU) was busy. Work on a
-    device is what torch saw of it there; on a CPU, a name's own time, without what it called."""
+    """Return the figures of a profile: times by name, and the time in which the device (or else the CPU) was busy.
+
+    Work on a device is the time that torch measured there. Work on a CPU is the self time of a name, without the
+    functions that it called.
+    """
     everything = [event for event in events if event.time_range is not None and not _annotates(event)]
     on_device = [event for event in everything if "CPU" not in str(event.device_type)]
     chosen = on_device or everything
@@ -119,12 +122,12 @@ def summarise(events: Iterable[Any], seconds: float, steps: int) -> dict[str, An
 
 
 def _annotates(event: Any) -> bool:
-    """A span that only names what others did in it (`Optimizer.step#SGD.step` on a device's own line)."""
+    """Return whether a span only labels the work of others (`Optimizer.step#SGD.step` on a device's own line)."""
     return "CPU" not in str(event.device_type) and bool(getattr(event, "is_user_annotation", False))
 
 
 def union(spans: Iterable[Any]) -> list[Any]:
-    """Spans as disjoint ones, in order."""
+    """Merge spans into disjoint ones, in order."""
     found: list[Any] = []
     for begin, end in sorted(spans):
         if found and begin <= found[-1][1]:
@@ -144,7 +147,7 @@ def _longest_gap(spans: list[Any]) -> float:
 
 
 def page(summary: dict[str, Any], rank: str) -> str:
-    """One page for people."""
+    """Return the profile as one page of text."""
     steps, ms = summary["steps"], 1000 * summary["seconds"]
     lines = ["rank %s: %d steps in %.1f ms, %.2f ms a step (profiled)" % (rank, steps, ms, ms / max(1, steps)), ""]
     share, hidden = summary["communication_share"], summary["communication_hidden"]

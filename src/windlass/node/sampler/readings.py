@@ -1,5 +1,4 @@
-"""What samplers and checks read: one device, and small readings of files and tools that may not be there. Standard
-library alone."""
+"""The reading of one device, and helpers for files and tools that may be missing. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ MIB = 1 << 20
 
 
 class DeviceReading(NamedTuple):
-    """One accelerator at one moment. None: nobody says."""
+    """One accelerator at one moment. None: unknown."""
 
     place: int
     """Its number on the node."""
@@ -24,26 +23,26 @@ class DeviceReading(NamedTuple):
     temperature_c: float | None = None
     clock_mhz: float | None = None
     throttled: bool | None = None
-    """The clock is lowered for heat, power or a fault; a power cap is what a busy device shows."""
+    """The clock is lowered for heat, power or a fault. A power cap is normal for a busy device and does not count."""
     name: str = ""
     driver: str = ""
     uncorrected: int | None = None
-    """Memory errors that could not be corrected, since the driver was loaded."""
+    """Uncorrectable memory errors since the driver was loaded."""
     throttle_reasons: tuple[str, ...] = ()
     unverified: bool = False
-    """Its reader has never run on such a device: no captured output of its tool is in the tests."""
+    """The reader has never run on such a device. The tests have no captured output of its tool."""
     needs_reset: bool = False
-    """Rows of memory wait for a reset of the device to be replaced, or could not be."""
+    """Memory rows wait for a device reset to be remapped, or could not be remapped."""
 
 
 def read_number(path: str) -> float | None:
-    """The first word of a file as a number: `1234`, `212 W 17 us` and `99@1700000000.5` are what kernels write."""
+    """Return the first field of a file as a number. Kernels write `1234`, `212 W 17 us` and `99@1700000000.5`."""
     text = text_of(path)
     return number(text.split()[0].partition("@")[0]) if text else None
 
 
 def number(text: Any) -> float | None:
-    """A number as tools write it, with or without a unit behind it; None for `N/A` and its many spellings."""
+    """Parse a tool's number with or without a unit. None for `N/A` and its many spellings."""
     if isinstance(text, (int, float)) and not isinstance(text, bool):
         return float(text)
     if isinstance(text, dict):
@@ -76,8 +75,10 @@ def listed(folder: str) -> list[str]:
 
 
 def json_of(text: str, tool: str) -> Any:
-    """The JSON value in what a tool said, which may begin with a warning; None where there is none at all, and
-    `MissingError` where it is torn."""
+    """Return the JSON value in a tool's output, which may begin with a warning.
+
+    None if there is no JSON at all. Raises `MissingError` if it is truncated.
+    """
     begins = [at for at in (text.find("{"), text.find("[")) if at >= 0]
     for at in begins:
         try:
@@ -90,6 +91,6 @@ def json_of(text: str, tool: str) -> Any:
 
 
 def part_of(entry: Any, name: str) -> dict[str, Any]:
-    """A part of an answer; tools write `N/A` for one that a device does not have."""
+    """Return a part of an answer. Tools write `N/A` for a part that a device does not have."""
     part = entry.get(name) if isinstance(entry, dict) else None
     return part if isinstance(part, dict) else {}

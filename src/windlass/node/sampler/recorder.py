@@ -1,8 +1,9 @@
-"""The record of one rank's steps: one line of JSON per batch of steps, in a small file on the node.
+"""Record one rank's steps: one line of JSON per batch of steps, in a small file on the node.
 
-It lives in the user's process, so it needs the standard library alone, costs microseconds a step and never raises.
-One process at a time records for a rank: the first that takes a step, which holds a lock on the file. A line is written
-at once, and a torn one costs only itself. The file is bounded: old steps are folded into quantiles.
+The recorder runs in the user's process. It therefore needs only the standard library, costs microseconds per step and
+never raises. One process at a time records for a rank: the first that takes a step. It holds a lock on the file. Each
+line is written at once, and a torn line costs only itself. The size of the file is limited: old steps are folded into
+quantiles.
 
 `docs/reference/records.md` describes the lines.
 """
@@ -21,33 +22,33 @@ if TYPE_CHECKING:
 
 VERSION = 1
 FOLDER_VARIABLE = "WINDLASS_STEPS"
-"""Folder of this node in which every rank has its file; nothing is recorded where it is not set."""
+"""Directory of this node with one file per rank. Nothing is recorded if it is not set."""
 FLUSH_S = 1.0
 MAX_BYTES = 512 * 1024
 KEPT_STEPS = 4096
-"""The newest steps stay one by one when the file is folded."""
+"""Number of newest steps that folding keeps individually."""
 BLOCK_STEPS = 256
 MAX_BLOCKS = 512
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 _SWITCH_AFTER = 32
-"""So many steps of another optimizer, without one of ours in between, make it the one that counts."""
+"""After this many steps of another optimizer without one of the current optimizer, the other one counts."""
 _NOBODY = object()
 _PROGRAM = object()
 shared: Recorder | None = None
-"""The recorder of this process, where the start-up hook made one."""
+"""The recorder of this process, if the start-up hook made one."""
 
 
 class Recorder:
-    """Records the steps of this process. `path` None: nothing is recorded, and every call is cheap."""
+    """Records the steps of this process. With `path` None, nothing is recorded and every call is cheap."""
 
     def __init__(self, path: str | None, clock: Callable[[], float] = time.perf_counter) -> None:
         self.path = path
         self.on = path is not None
         self.steps = 0
         self.extra: list[Callable[[], dict[str, Any] | None]] = []
-        """Asked at most once a flush for a line of their own: DDP's figures, the allocator's."""
+        """Sources of additional lines, called at most once per flush: DDP's figures, the allocator's."""
         self.after_step: Callable[[], None] | None = None
-        """Called after each step that counts: the profiler."""
+        """Called after each step that counts. Used by the profiler."""
         self._clock = clock
         self._file = -1
         self._pid = os.getpid()
@@ -66,8 +67,10 @@ class Recorder:
         self._saves: list[tuple[int, int]] = []
 
     def waited(self, seconds: float) -> None:
-        """The rank has waited so long for a batch. One without a step is an evaluation, which reports about once a
-        second that it goes on."""
+        """Record that the rank has waited so long for a batch.
+
+        A batch without a step belongs to an evaluation, which reports about once a second that it still runs.
+        """
         self._wait += seconds
         self._loader = True
         self._batches += 1
@@ -75,12 +78,12 @@ class Recorder:
             self._doing("data", "")
 
     def saving(self, file: str) -> None:
-        """The program begins to save, to this file where it is known."""
+        """Record that the program begins to save, with the file if it is known."""
         if self.on and self._file >= 0:
             self._doing("save", file)
 
     def saved(self, seconds: float) -> None:
-        """The program has saved, which took so long."""
+        """Record that the program has saved, and how long it took."""
         self._saves.append((len(self._us), int(seconds * 1e6)))
 
     def _doing(self, what: str, file: str) -> None:
@@ -90,8 +93,10 @@ class Recorder:
             self._write({"doing": dict(line, file=file) if file else line})
 
     def step(self, who: Any = None) -> None:
-        """A step has ended. `who` tells optimizers apart: the first one counts the steps, the others are parts of
-        them."""
+        """Record that a step has ended.
+
+        `who` distinguishes optimizers. The first one counts the steps. The steps of the others are parts of them.
+        """
         if not self.on:
             return
         if who != self._who and not self._takes_over(who):
@@ -111,7 +116,7 @@ class Recorder:
             self.after_step()
 
     def explicit(self) -> None:
-        """A step has ended, as the program itself says: from now on only its own word counts."""
+        """Record a step that the program itself reports. From now on only such reports count."""
         if self._who is not _PROGRAM:
             self._who, self._last = _PROGRAM, 0.0
         self.step(_PROGRAM)
@@ -130,7 +135,7 @@ class Recorder:
         return True
 
     def flush(self) -> None:
-        """Write what there is. Whatever is in the way ends the record, never the program."""
+        """Write the pending lines. An error ends the record, never the program."""
         self._next = self._clock() + FLUSH_S
         if not self.on or os.getpid() != self._pid:
             self.on = False
@@ -150,18 +155,18 @@ class Recorder:
             self.on = False
 
     def note(self, text: str) -> None:
-        """A remark about the record itself."""
+        """Record a remark about the record itself."""
         self.extra.append(_once({"note": text}))
 
     def close(self) -> None:
-        """The end of the program."""
+        """End the record at the end of the program."""
         if self.on and self.steps and os.getpid() == self._pid:
             self.flush()
             if self.on:
                 self._write({"end": {"at": round(time.time(), 3), "steps": self.steps}})
 
     def forget(self) -> None:
-        """In a forked child: the file is the parent's."""
+        """Stop recording in a forked child, because the file belongs to the parent."""
         self.on = False
 
     def _begin(self) -> bool:
@@ -175,7 +180,7 @@ class Recorder:
         self._file = file
         size = os.fstat(file).st_size
         if size and os.pread(file, 1, size - 1) != b"\n":
-            os.write(file, b"\n")  # the torn line of a process that was killed
+            os.write(file, b"\n")  # end the torn line of a process that was killed
         torch = sys.modules.get("torch")
         begin: dict[str, Any] = {"version": VERSION, "pid": self._pid, "at": round(time.time(), 3)}
         begin["torch"] = str(getattr(torch, "__version__", "")) if torch else ""
@@ -201,9 +206,12 @@ class Recorder:
         self._write({"steps": steps})
 
     def _gil_us(self) -> int | None:
-        """How long Python's lock takes to come back after this thread gave it away. Another thread that holds it
-        gives it back after `sys.getswitchinterval()`, 5 ms; else it is back in microseconds. Time in which the thread
-        is ready and has no core is no wait for the lock; None where the kernel does not tell it."""
+        """Return how long this thread waits to get Python's GIL back after it releases it.
+
+        Another thread that holds the GIL gives it back after `sys.getswitchinterval()`, 5 ms. Otherwise it is back in
+        microseconds. Time in which the thread is ready but has no core does not count. None if the kernel does not
+        report that time.
+        """
         before = _run_delay_us()
         begin = time.perf_counter()
         time.sleep(0)
@@ -215,7 +223,7 @@ class Recorder:
         os.write(self._file, _line_bytes(line))
 
     def _fold(self) -> None:
-        """Write the file anew with its older steps as quantiles; whoever reads it finds the old one or the new one."""
+        """Rewrite the file with its older steps as quantiles. A reader finds either the old file or the new one."""
         assert self.path is not None
         with open(self.path, "rb") as old:
             lines = fold_lines(old.read().splitlines())
@@ -231,7 +239,7 @@ class Recorder:
 
 
 def _run_delay_us() -> float | None:
-    """How long this thread was ready and waited for a core, in all."""
+    """Return how long this thread has waited for a core in total."""
     try:
         file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -243,7 +251,7 @@ def _run_delay_us() -> float | None:
 
 
 def _line_bytes(line: dict[str, Any]) -> bytes:
-    import json  # here: a Python that takes no step does not need it
+    import json  # imported here because a Python that takes no step does not need it
 
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
@@ -253,11 +261,11 @@ def _once(line: dict[str, Any]) -> Callable[[], dict[str, Any] | None]:
     return lambda: left.pop() if left else None
 
 
-# Folding: also for those who read.
+# Folding. Readers of records also use it.
 
 
 def parse_lines(raw: list[bytes]) -> tuple[list[dict[str, Any]], int]:
-    """The lines of a record, and how many could not be read."""
+    """Return the lines of a record, and the number of unreadable lines."""
     from windlass.node.sys.reading import loads
 
     lines, torn = [], 0
@@ -276,7 +284,7 @@ def parse_lines(raw: list[bytes]) -> tuple[list[dict[str, Any]], int]:
 
 
 def fold_lines(raw: list[bytes]) -> list[dict[str, Any]]:
-    """The same record, shorter: all but the newest steps as blocks of quantiles, the newest of the other lines."""
+    """Shorten a record: blocks of quantiles for all but the newest steps, and the newest of the other lines."""
     lines, _ = parse_lines(raw)
     kept: list[dict[str, Any]] = []
     newest = 0
@@ -310,7 +318,7 @@ def _blocks(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def block_of(batches: list[dict[str, Any]]) -> dict[str, Any]:
-    """Consecutive steps as one block. The first step of a program has no duration and is only counted."""
+    """Combine consecutive steps into one block. A program's first step has no duration and is only counted."""
     us = sorted(value for batch in batches for value in batch["us"] if value is not None)
     block: dict[str, Any] = {
         "first": batches[0]["first"],
@@ -329,7 +337,7 @@ def block_of(batches: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def merge_blocks(blocks: list[dict[str, Any]]) -> dict[str, Any]:
-    """One block in the place of several: sums and extremes are exact, the quantiles between are weighted means."""
+    """Merge several blocks. Sums and extremes are exact. The quantiles between are weighted means."""
     if len(blocks) == 1:
         return blocks[0]
     merged = dict(blocks[0], end=blocks[-1]["end"])
@@ -346,11 +354,11 @@ def merge_blocks(blocks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def quantiles(values: list[int]) -> list[int]:
-    """Of sorted values; empty where there are none."""
+    """Return the quantiles of sorted values. Empty if there are no values."""
     return [values[min(len(values) - 1, int(q * len(values)))] for q in QUANTILES] if values else []
 
 
 def rank_file(environ: Any = os.environ) -> str | None:
-    """The file of this rank: where the launcher's environment says, by the rank that frameworks see."""
+    """Return the file of this rank, from the launcher's environment and the rank that frameworks use."""
     folder, rank = environ.get(FOLDER_VARIABLE), environ.get("RANK") or environ.get("WINDLASS_RANK")
     return os.path.join(folder, rank) if folder and rank and rank.isdigit() and os.path.isdir(folder) else None

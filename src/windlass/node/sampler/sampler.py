@@ -1,10 +1,11 @@
-"""The sampler of one node, as a service of the agent: looks every few seconds, and sends a few numbers.
+"""Sample one node every few seconds as a service of the agent, and send a few numbers.
 
-It makes the folder in which the ranks of the node find the start-up hook and leave their records; nothing of it is on a
-shared file system. What goes out are short texts, a letter and JSON: `N` the node, `D` devices, `R` ranks, `T` a note.
-They hold numbers alone, because launchers cut long lines.
+The service makes the directory in which the ranks of the node find the start-up hook and write their records. The
+directory is not on a shared file system. The messages are short texts, a letter and JSON: `N` the node, `D` devices,
+`R` ranks, `T` a note. They contain only numbers, because launchers cut long lines.
 
-The accelerators of a node, by whatever source answers: the vendor's library or tool, or the driver's files.
+`DeviceReader` reads the accelerators of a node from the first source that works: the vendor's library or tool, or the
+driver's files.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Source = Callable[[], "list[DeviceReading]"]
 
 
 def sources(root: str = "/") -> list[tuple[str, list[Callable[[], Source]]]]:
-    """For each vendor whose devices are here: its sources, the best first. Calling one sets it up, or says why not."""
+    """Return the sources of each vendor with devices here, best first. Calling one sets it up or raises."""
     found: list[tuple[str, list[Callable[[], Source]]]] = []
     if nvidia.present(root):
         found.append(("NVIDIA", [lambda: nvidia.Nvml().devices, lambda: nvidia.smi_devices]))
@@ -42,7 +43,7 @@ def sources(root: str = "/") -> list[tuple[str, list[Callable[[], Source]]]]:
 
 
 class DeviceReader:
-    """Reads all devices of the node; a source that fails is left for the next one, with a note."""
+    """Reads all devices of the node. If a source fails, the next one is used, with a note."""
 
     def __init__(self, root: str = "/") -> None:
         self.notes: list[str] = []
@@ -80,7 +81,7 @@ _MAX_PATH = 80
 _NO_RECORD = (None, None, None, None, None, None, "", None, None, None, None)
 _SEEN, _FULL = 0.02, 0.95
 _SENT = DeviceReading._fields.index("throttled")
-"""Numbers of a device that go out; the texts behind them do not."""
+"""Number of device fields that are sent. The text fields after them are not sent."""
 
 
 def make(node: Any, settings: dict[str, Any]) -> SamplerService:
@@ -88,8 +89,11 @@ def make(node: Any, settings: dict[str, Any]) -> SamplerService:
 
 
 class SamplerService:
-    """`settings`: `interval_s`; `folder`, the name under which ranks look for it in the agents' folder; and `hook`, the
-    texts of the files that ranks import at their start."""
+    """Runs the sampler as a service of the agent.
+
+    `settings` has `interval_s`, `folder` and `hook`. `folder` is the name of the service's directory in the agents'
+    directory. Ranks find it by this name. `hook` has the texts of the files that ranks import at their start.
+    """
 
     def __init__(self, base: str, run_id: str, number: int, settings: dict[str, Any], root: str = "/") -> None:
         self._above = os.path.join(base, settings["folder"])
@@ -112,7 +116,7 @@ class SamplerService:
             replace_file(os.path.join(self.folder, "python", name), text.encode())
 
     def news(self) -> list[str]:
-        if self._thread is None and not self._stop.is_set():  # here: the keeper that goes on for an agent samples too
+        if self._thread is None and not self._stop.is_set():  # here, so that a keeper that takes over also samples
             self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
             self._thread.start()
         with self._lock:
@@ -126,7 +130,7 @@ class SamplerService:
             due_s = every_s
             try:
                 texts = self._sampler.look()
-            except Exception as error:  # a node whose figures fail is a note, not a lost agent
+            except Exception as error:  # failing figures cost a note, not the agent
                 texts = ["T%s: %s" % (type(error).__name__, str(error)[:300])]
             with self._lock:
                 self._said += texts
@@ -138,7 +142,7 @@ class SamplerService:
         return {"looks": self._sampler.looks}
 
     def last_news(self) -> list[str]:
-        """What the ranks have done to their end; the folder is gone afterwards."""
+        """Return the final figures of the ranks. The directory is removed afterwards."""
         try:
             texts = self.news() + self._sampler.last_texts()
         except Exception:
@@ -148,7 +152,7 @@ class SamplerService:
 
 
 class Sampler:
-    """One look after another at a node."""
+    """Takes samples of a node."""
 
     def __init__(self, folder: str, root: str = "/") -> None:
         self.looks = 0
@@ -163,7 +167,7 @@ class Sampler:
         self._noted: set[str] = set()
 
     def look(self) -> list[str]:
-        """The texts of this moment."""
+        """Return the texts of one sample."""
         self.looks += 1
         pids = self._pids()
         texts = [self._node_text(next(iter(pids.values()), None))]
@@ -175,7 +179,7 @@ class Sampler:
         return [*texts, *_packed("D", rows), *self.ranks_texts(pids), *self._saves(), *self._notes()]
 
     def last_texts(self) -> list[str]:
-        """Node and ranks, without asking the devices' tools, which may take their time."""
+        """Return texts of node and ranks, without the devices' tools, which may be slow."""
         pids = self._pids()
         return [self._node_text(next(iter(pids.values()), None)), *self.ranks_texts(pids), *self._saves()]
 
@@ -208,7 +212,7 @@ class Sampler:
         return found
 
     def ranks_texts(self, pids: dict[int, int] | None = None) -> list[str]:
-        """A row for every rank of this node: those that began, and those that left a record."""
+        """Return a row for every rank of this node: those that started, and those that left a record."""
         pids = self._pids() if pids is None else pids
         follow(os.path.join(self._folder, "steps"), self._ranks)
         running = host.processes(self._root)
@@ -234,9 +238,11 @@ class Sampler:
         return _packed("R", rows)
 
     def _taken(self, mine: list[int], running: dict[int, host.ProcessUsage]) -> float | None:
-        """Share of the ranks' cores that other processes have used since the last look, 0 where a core was free: for
-        kernels that do not count how long a process waits for one. None where it cannot be told: a container's
-        processes may not be below the rank."""
+        """Return the share of the ranks' cores that other processes used since the last sample.
+
+        0 if a core was free. For kernels that do not count how long a process waits for a core. None if unknown, for
+        example because a container's processes are not descendants of the rank.
+        """
         cpus = host.allowed_cpus(mine)
         own = sum(running[pid].cpu_s for pid in mine)
         busy, whole = host.core_seconds(cpus, text_of(os.path.join(self._root, "proc/stat")))
@@ -249,8 +255,11 @@ class Sampler:
         return max(0.0, busy - own) / whole if busy > _FULL * whole else 0.0
 
     def _saves(self) -> list[str]:
-        """Files that ranks have begun to save since the last look. The key is the same for two ranks only where they
-        write the same file: on a file system of this node, its name is part of the key."""
+        """Return files that ranks have begun to save since the last sample.
+
+        Two ranks have the same key only if they write the same file. For a node-local file system, the key includes the
+        node's directory.
+        """
         texts = []
         for rank, record in self._ranks.items():
             if record.saved is not None and record.saved != self._saved.get(rank):
@@ -283,7 +292,7 @@ def rank_row(rank: int, record: RankSteps | None, gone: bool, cores: float | Non
 
 
 def _short(value: Any) -> Any:
-    """A number with the digits that it is good for."""
+    """Round a number to its significant digits."""
     if not isinstance(value, float):
         return value
     if abs(value) >= 1000:
@@ -296,7 +305,7 @@ def _json(value: Any) -> str:
 
 
 def _packed(letter: str, rows: list[list[Any]]) -> list[str]:
-    """Rows in as few texts as fit."""
+    """Pack rows into as few texts as possible."""
     texts: list[str] = []
     held: list[str] = []
     for row in (_json(row) for row in rows):
@@ -308,7 +317,7 @@ def _packed(letter: str, rows: list[list[Any]]) -> list[str]:
 
 
 def sweep(base: str, above: str) -> None:
-    """Removes what a sampler left that was killed: an agent that lives has a folder of the same name beside."""
+    """Remove the files of a killed sampler. A running agent has a directory of the same name next to them."""
     for name in listed(above):
         if not os.path.isdir(os.path.join(base, "a", name)):
             shutil.rmtree(os.path.join(above, name), ignore_errors=True)

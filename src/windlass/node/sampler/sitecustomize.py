@@ -1,15 +1,15 @@
-"""The start-up hook of the ranks: Python imports this by itself, because its folder is the first of PYTHONPATH.
+"""The start-up hook of the ranks. Python imports it because its directory is the first of PYTHONPATH.
 
-It takes itself out of the way at once: its folder leaves `sys.path`, and the `sitecustomize` that would have run
-without it runs. What it leaves is a finder that notices when the program imports torch (it never does so itself) and
-then asks torch to tell it of optimizer steps, and times the wait for a DataLoader's next batch. Whatever goes wrong in
-here costs the record, never the program. On the node this file and the modules `windlass_*` lie in one folder.
+The hook removes its directory from `sys.path` at once, and then runs the `sitecustomize` that would have run without
+it. It installs a finder that detects when the program imports torch. The hook itself never imports torch. It then
+registers hooks for torch's optimizer steps, and times the wait for a DataLoader's next batch. An error in this file
+costs the record, never the program. On the node this file and the modules `windlass_*` are in one directory.
 """
 
 import sys
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # an old Python may read this too: annotations are texts, and cost nothing
+if TYPE_CHECKING:  # an old Python may also read this file: annotations are strings and cost nothing
     from typing import Any
 
 
@@ -22,7 +22,7 @@ _stepped: "list[Any]" = []
 
 
 def _modules() -> "Any":
-    """What torch has to be asked, by the module that must have been imported."""
+    """Return the functions that watch torch, by the module that must have been imported."""
     return {
         "torch.optim.optimizer": _watch_optimizers,
         "torch.utils.data.dataloader": _watch_loaders,
@@ -42,7 +42,7 @@ def _install() -> "Any":
     environ = os.environ
     if environ.get("WINDLASS_STEPS") is None:
         return
-    recorder = __import__("windlass_recorder")  # beside this file, on the node
+    recorder = __import__("windlass_recorder")  # in the directory of this file on the node
     path = recorder.rank_file()
     if path is None:
         return
@@ -59,7 +59,7 @@ def _install() -> "Any":
 
 
 def _say_python(path: "Any") -> "Any":
-    """The first Python of the rank says that the hook works here, before there is a step."""
+    """Record from the first Python of the rank that the hook works, before there is a step."""
     import os
     import time
 
@@ -74,7 +74,7 @@ def _say_python(path: "Any") -> "Any":
 
 
 class _AfterImport:
-    """A finder that finds nothing itself: it lets the others find, and is told when a module has been imported."""
+    """A finder that finds nothing itself: it delegates to the others and runs a function after an import."""
 
     def __init__(self, wanted: "Any") -> "None":
         self._wanted = wanted
@@ -130,7 +130,7 @@ def _after_step(optimizer: "Any", args: "Any", kwargs: "Any") -> "Any":
 
 
 def _profile() -> "Any":
-    """torch's profiler, where this rank was asked for one."""
+    """Start torch's profiler if it was requested for this rank."""
     import atexit
 
     profiler = _profiling.from_environment(_torch) if _profiling is not None else None
@@ -140,8 +140,10 @@ def _profile() -> "Any":
 
 
 def _watch_loaders(module: "Any") -> "Any":
-    """The wait for the next batch, and for the workers that an epoch starts with. A thread that fetches ahead waits for
-    nobody: only the thread that began the program is timed."""
+    """Time the wait for the next batch, and for the workers at the start of an epoch.
+
+    Only the program's first thread is timed, because no step waits for a thread that prefetches.
+    """
     from _thread import get_ident
     from functools import wraps
     from time import perf_counter
@@ -185,7 +187,7 @@ def _watch_ddp(module: "Any") -> "Any":
 
 
 def _watch_groups(module: "Any") -> "Any":
-    """The flight record of collectives, on request: from the first process group on."""
+    """Provide the flight record of collectives on request, from the first process group on."""
     from functools import wraps
 
     init = module.init_process_group
@@ -207,8 +209,10 @@ def _watch_groups(module: "Any") -> "Any":
 
 
 def _watch_save(name: "Any", parameter: "Any", position: "Any") -> "Any":
-    """Times a function of a module that saves, and records the file that one of its parameters names. What background
-    threads save holds no step up."""
+    """Time a function of a module that saves, and record the file that one of its parameters names.
+
+    Saves in background threads do not count, because they delay no step.
+    """
 
     def watch(module: "Any") -> "Any":
         from _thread import get_ident
@@ -246,7 +250,7 @@ def _watch_save(name: "Any", parameter: "Any", position: "Any") -> "Any":
 
 
 def _every(seconds: "Any", ask: "Any") -> "Any":
-    """Asks at most so often; again at once where there is no answer yet (None). One that fails is not asked again."""
+    """Call `ask` at most every `seconds`. Repeat at once while it returns None. Stop after an error."""
     from time import monotonic
 
     due = [0.0]
@@ -267,7 +271,7 @@ def _every(seconds: "Any", ask: "Any") -> "Any":
 
 
 def _ddp_line(model: "Any") -> "Any":
-    """What DDP itself measured in the last iteration that it sampled (the first ten, then every hundredth)."""
+    """Return DDP's measurements of its last sampled iteration (the first ten, then every hundredth)."""
     from time import time
 
     if model is None:
@@ -290,7 +294,7 @@ def _ddp_line(model: "Any") -> "Any":
 
 
 def _memory_line() -> "Any":
-    """What torch's allocator says, where an accelerator is in use."""
+    """Return the figures of torch's allocator, if an accelerator is in use."""
     from time import time
 
     for name in ("cuda", "xpu"):
@@ -309,9 +313,11 @@ def _memory_line() -> "Any":
 
 
 def _nan_line() -> "Any":
-    """Whether the smallest parameter with a gradient is not a number: a loss that is none makes all of them so. Scaled
-    gradients may be infinite in a healthy run, parameters never. Asks the device once in ten seconds, and only for the
-    local part of a distributed tensor, which needs no other rank."""
+    """Return a line if the smallest parameter with a gradient is NaN. A NaN loss makes all parameters NaN.
+
+    Scaled gradients may be infinite in a healthy run, parameters never. Asks the device once in ten seconds, and only
+    for the local part of a distributed tensor, which needs no other rank.
+    """
     optimizer = _stepped[0]() if _stepped else None
     if optimizer is None or (_torch.cuda.is_initialized() and _torch.cuda.is_current_stream_capturing()):
         return {}
@@ -325,7 +331,7 @@ def _nan_line() -> "Any":
 
 
 def _run_next() -> "Any":
-    """Whoever of the same name comes next in `sys.path` runs as if it had been found first."""
+    """Run the next module of the same name in `sys.path`, as if Python had found it first."""
     ours = sys.modules.pop(__name__)
     try:
         __import__(__name__)

@@ -1,7 +1,7 @@
-"""Follows the step records of a node's ranks: what each has done in all, and what it does lately.
+"""Follow the step records of a node's ranks: the totals of each rank, and its recent activity.
 
 The time of a rank has phases: start-up until its first step, warm-up, steps, evaluation, save, and other pauses between
-steps. Figures of steps are of the phase of steps alone.
+steps. Figures of steps cover only the phase of steps.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ _LOG_BIN = math.log(_BINS)
 PHASES = ("start", "warm-up", "steps", "evaluation", "save", "pause")
 _STEPS, _SAVE = PHASES.index("steps"), PHASES.index("save")
 _WARM_STEPS, _WARM = 16, 1.5
-"""The first of so many steps that take this much longer than the later half compile and fill caches."""
+"""The maximum number of warm-up steps, and how many times longer than the later half they take.
+
+Warm-up steps compile code and fill caches.
+"""
 _PAUSE = 3.0
-"""An interval so many times as long as the median step holds something else than a step."""
+"""An interval so many times as long as the median step contains more than a step."""
 _FEW_ITERATIONS = 3
-"""DDP measures single iterations. Fewer of them are no share of communication."""
+"""DDP measures single iterations. Fewer than this give no share of communication."""
 
 
 class RankSteps:
@@ -41,9 +44,9 @@ class RankSteps:
         self.last_at: float | None = None
         self.doing = ""
         self.doing_at: float | None = None
-        """What the rank does since its last step, as far as it is known: `data` or `save`."""
+        """The activity of the rank since its last step, as far as known: `data` or `save`."""
         self.saved: tuple[str, int] | None = None
-        """The newest file that it saved, and after how many steps."""
+        """The newest file that it saved, and the number of steps before it."""
         self.first_at: float | None = None
         self.nan_step: int | None = None
         self.phase_s = [0.0] * len(PHASES)
@@ -54,7 +57,7 @@ class RankSteps:
         self._began: float | None = None
         self._recent: deque[tuple[int, int | None]] = deque(maxlen=RECENT)
         self._early: list[tuple[int, int | None, int]] | None = []
-        """Intervals that may be of the warm-up; None when it is over."""
+        """Intervals that may belong to the warm-up. None when the warm-up is over."""
         self._fetches = 1
         self._middle = 0.0
         self._gil: deque[int] = deque(maxlen=RECENT)
@@ -66,10 +69,10 @@ class RankSteps:
         self._inode = 0
         self._read = 0
         self._seen = 0
-        """Steps of the process that records, up to which all are counted."""
+        """Steps of the recording process that are already counted."""
 
     def look(self) -> None:
-        """Read what is new; a record that cannot be read costs its figures."""
+        """Read the new lines. An unreadable record costs only its figures."""
         try:
             with open_plain(self.path) as file:
                 inode = os.fstat(file.fileno()).st_ino
@@ -152,7 +155,7 @@ class RankSteps:
         self.last_at = max(self.last_at or 0.0, float(end))
 
     def _interval(self, us: int, wait: int | None, fetched: int) -> None:
-        """One time from a step's end to the next's, without its saves."""
+        """Count one interval from a step's end to the next step's end, without its saves."""
         if self._early is not None:
             self._early.append((us, wait, fetched))
             if len(self._early) == _WARM_STEPS:
@@ -168,7 +171,7 @@ class RankSteps:
         self.phase_s[_STEPS] += middle / 1e6
 
     def _end_warm_up(self) -> None:
-        """Longer intervals at the beginning are the warm-up; what follows is judged as any other."""
+        """End the warm-up, which is the longer intervals at the beginning. Later intervals are judged as usual."""
         early, self._early = self._early or [], None
         late = sorted(us for us, _, _ in early[len(early) // 2 :])
         usual = late[len(late) // 2]
@@ -211,18 +214,18 @@ class RankSteps:
 
     @property
     def step_ms(self) -> float | None:
-        """Median of the newest steps."""
+        """Return the median of the newest steps."""
         values = sorted(us for us, _ in self._recent) or sorted(us for us, _, _ in self._early or ())
         return values[len(values) // 2] / 1000.0 if values else None
 
     @property
     def median_ms(self) -> float | None:
-        """Median of all steps; of the newest where these are all."""
+        """Return the median of all steps, or of the newest if there are no others."""
         return self._quantile_ms(0.5) if self._timed > RECENT else self.step_ms
 
     @property
     def gil_us(self) -> int | None:
-        """Median time that Python's lock took to come back."""
+        """Return the median time to get Python's GIL back."""
         return sorted(self._gil)[len(self._gil) // 2] if len(self._gil) >= _FEW_ITERATIONS else None
 
     @property
@@ -231,8 +234,11 @@ class RankSteps:
 
     @property
     def comm_share(self) -> float | None:
-        """Communication that nothing hides: the median of the iterations that DDP measured. Each is a part of its own
-        iteration, which measuring makes longer, or of the median step where that is longer."""
+        """Return the share of communication that does not overlap with computing.
+
+        It is the median of the iterations that DDP measured. Each is divided by its own iteration, which the
+        measurement makes longer, or by the median step if that is longer.
+        """
         step = self.step_ms
         if not step or len(self._exposed) < _FEW_ITERATIONS:
             return None
@@ -266,7 +272,7 @@ class RankSteps:
 
 
 def _number(value: Any) -> Any:
-    """A number as a rank can measure it; `ValueError` for anything else, such as NaN or one that overflows a float."""
+    """Return a number that a rank can measure. Raises `ValueError` for NaN, overflowing and all other values."""
     if not isinstance(value, (int, float)) or not 0 <= value < _MAX_NUMBER:
         raise ValueError("not a number of a record")
     return value
@@ -282,7 +288,7 @@ def _share(pairs: list[tuple[int, int]]) -> float | None:
 
 
 def follow(folder: str, known: dict[int, RankSteps]) -> None:
-    """Look at all records of a folder; new ones are added to `known`."""
+    """Read all records of a directory. Add new ones to `known`."""
     for name in listed(folder):
         if name.isascii() and name.isdigit() and len(name) < 10 and int(name) not in known:
             known[int(name)] = RankSteps(os.path.join(folder, name))
