@@ -1,7 +1,7 @@
-"""What a user's script may import: `init`, `Snapshot` and `step`.
+"""The names that a user's script may import: `init`, `Snapshot` and `step`.
 
-Nothing here needs a launcher, and importing it loads the standard library only: torch comes in when something is
-called. `windlass.init`, `windlass.Snapshot` and `windlass.step` are the same names, reached lazily.
+Nothing here needs a launcher. The import loads only the standard library. torch is imported at the first call.
+`windlass.init`, `windlass.Snapshot` and `windlass.step` are the same names, imported lazily.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which device and which collective backend a rank uses: probed once, decided by a pure rule."""
+"""Choose the device and the collective backend of a rank: probed once, decided by a pure rule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KINDS: tuple[DeviceKind, ...] = ("cuda", "xpu", "cpu")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Devices:
-    """What torch sees on this node, from inside this rank."""
+    """The devices of this node that torch detects inside this rank."""
 
     cuda: int = 0
     xpu: int = 0
@@ -34,12 +34,12 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """As torch spells it: `cuda:3`, `cpu`."""
+        """The name in torch: `cuda:3`, `cpu`."""
         return self.kind if self.index is None else f"{self.kind}:{self.index}"
 
 
 def probe(torch: Any) -> Devices:
-    """What is there. Asks torch alone, so that visibility variables and driver faults count."""
+    """Detect the devices. Only torch is queried, so that visibility variables and driver errors count."""
     dist = torch.distributed
     have = dist.is_available()
     xpu = torch.xpu.device_count() if hasattr(torch, "xpu") and torch.xpu.is_available() else 0
@@ -53,8 +53,11 @@ def probe(torch: Any) -> Devices:
 
 
 def choose(devices: Devices, *, local_rank: int, kind: str | None = None, ranks_planned: int | None = None) -> Choice:
-    """The choice for one rank. `kind` forces a device; asking for one that is not there is an error. `ranks_planned`:
-    so many ranks were planned for this node, more than it has devices, and share them in blocks."""
+    """Choose the device and the backend of one rank.
+
+    `kind` forces a device. A device that does not exist is an error. `ranks_planned` is the number of ranks planned for
+    this node, if it is larger than the number of devices. The ranks then share the devices in blocks.
+    """
     if kind is not None and kind not in _KINDS:
         raise unknown_name("device", kind, _KINDS, where="windlass.init")
     counts: dict[DeviceKind, int] = {"cuda": devices.cuda, "xpu": devices.xpu, "cpu": 0}
@@ -78,7 +81,7 @@ def choose(devices: Devices, *, local_rank: int, kind: str | None = None, ranks_
 
 
 def _index(kind: DeviceKind, count: int, local_rank: int, ranks_planned: int | None) -> int:
-    """The visibility rule: a launcher that shows one device per task has chosen already."""
+    """Apply the visibility rule: a launcher that shows one device per task has already chosen."""
     if count == 1:
         return 0
     if ranks_planned is not None and ranks_planned > count and ranks_planned % count == 0:

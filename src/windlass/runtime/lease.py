@@ -1,9 +1,10 @@
-"""Who may write into a snapshot folder: one run at a time, said by a small file with a lease.
+"""The lease of a snapshot folder: a small file allows one run at a time to write.
 
-File locks are no help here: on Lustre they are often off or local to a node. A file made by `link` (atomic everywhere)
-names the holder; a thread renews its time stamp; a holder that is provably dead, or silent for the lease, is replaced.
-Silence is watched by the newcomer's own clock: time stamps of two nodes are compared only where minutes of difference
-do not matter. A holder that lost its lease (stopped, swapped out) sees that at its next commit and does not commit.
+File locks cannot be used: on Lustre they are often off or local to a node. A file created by `link` (atomic everywhere)
+names the holder, and a thread renews its time stamp. A holder is replaced if it is provably dead, or silent for the
+duration of the lease. The newcomer measures silence with its own clock. It compares time stamps of two nodes only if
+minutes of difference do not matter. A holder that lost its lease (stopped, swapped out) detects that at its next commit
+and does not commit.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Holder:
     since: float
 
     def describe(self) -> str:
-        """For people: who, where, since when."""
+        """Describe the holder for people: process, host, start time."""
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
         job = f", job {self.job}" if self.job else ""
         run = f", run {self.run_id}" if self.run_id else ""
@@ -62,7 +63,7 @@ class Holder:
 
 
 def this_process(environ: Mapping[str, str] | None = None) -> Holder:
-    """This process as a holder."""
+    """Return this process as a holder."""
     env = identity.own_environ() if environ is None else environ
     attempt = env.get(codes.ATTEMPT, "0")
     own = identity.this_process()
@@ -83,7 +84,7 @@ def this_process(environ: Mapping[str, str] | None = None) -> Holder:
 
 
 class Lease:
-    """The lease of a folder. Made by `acquire`; `release` gives it back and may be called twice."""
+    """The lease of a folder, created by `acquire`. `release` returns it and may be called twice."""
 
     def __init__(self, folder: Path, me: Holder, renew_s: float) -> None:
         self._folder = folder
@@ -94,12 +95,12 @@ class Lease:
         self._thread.start()
 
     def still_mine(self) -> bool:
-        """True while nobody has replaced this holder."""
+        """True while no other process has replaced this holder."""
         other = read_holder(self._folder)
         return other is not None and other.token == self._me.token
 
     def require(self) -> None:
-        """Raise `HeldError` where another run has taken the folder meanwhile."""
+        """Raise `HeldError` if another run has taken the folder meanwhile."""
         if not self.still_mine():
             other = read_holder(self._folder)
             who = other.describe() if other else "nobody now"
@@ -109,7 +110,7 @@ class Lease:
             )
 
     def release(self) -> None:
-        """Give the folder back. Leaves another run's claim alone."""
+        """Release the folder. The claim of another run is not changed."""
         if self._done.is_set() or os.getpid() != self._me.pid:
             return
         self._done.set()
@@ -120,7 +121,7 @@ class Lease:
 
     def _renew(self) -> None:
         while not self._done.wait(self._renew_s):
-            with contextlib.suppress(OSError):  # a slow file server: the next try is as good
+            with contextlib.suppress(OSError):  # a slow file server: retry at the next renewal
                 if self.still_mine():
                     os.utime(self._folder / HOLDER)
 
@@ -133,9 +134,9 @@ def acquire(
     renew_s: float = RENEW_S,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Lease:
-    """Lease `folder`, making it if needed. `HeldError` names the run that has it.
+    """Lease `folder`, and create it if needed. `HeldError` names the run that holds it.
 
-    Waits at most about `lease_s`, and only for a holder of which it cannot tell at once whether it lives.
+    Waits at most about `lease_s`, and only if it cannot determine at once whether the holder is alive.
     """
     me = me or this_process()
     claim = folder / f".claim-{me.token}"
@@ -152,7 +153,7 @@ def acquire(
 
 
 def read_holder(folder: Path) -> Holder | None:
-    """Who holds the folder, or None. A file that is not one of ours counts as none."""
+    """Return the holder of the folder, or None. A file in another format counts as none."""
     try:
         return Holder(**read_object(folder / HOLDER))
     except (FileNotFoundError, ValueError, TypeError):
@@ -160,9 +161,9 @@ def read_holder(folder: Path) -> Holder | None:
 
 
 def _claim(folder: Path, claim: Path, me: Holder, lease_s: float, tell: Callable[[str], None]) -> None:
-    """Turn the claim into the holder's file, or raise. Every turn of the loop looks anew."""
+    """Turn the claim into the holder's file, or raise. Every iteration reads the state again."""
     target = folder / HOLDER
-    watched: tuple[float, float] | None = None  # the holder's stamp, and when we first saw it
+    watched: tuple[float, float] | None = None  # the holder's stamp, and when it was first seen
     began = time.monotonic()
     while True:
         try:
@@ -201,10 +202,11 @@ def _claim(folder: Path, claim: Path, me: Holder, lease_s: float, tell: Callable
 
 
 def _take_over(claim: Path, target: Path, judged: Holder | None, round_number: int) -> bool:
-    """Replace the holder that was judged gone; False where somebody else is at it or was faster.
+    """Replace the holder that was judged dead. Returns False if another process is replacing it or was faster.
 
-    One ticket per judged holder: of many newcomers one gets it, and that one looks again before it replaces, so
-    nobody replaces a holder that it did not judge. A newcomer that dies with the ticket costs a round.
+    There is one ticket per judged holder. Of many newcomers, one gets the ticket. It checks again before it replaces
+    the holder. So no process replaces a holder that it did not judge. If a newcomer dies with the ticket, one round is
+    lost.
     """
     ticket = target.with_name(f".takeover-{judged.token if judged else 'damaged'}-{round_number}")
     try:
@@ -222,17 +224,20 @@ def _take_over(claim: Path, target: Path, judged: Holder | None, round_number: i
 
 
 def _replaced_by(other: Holder, me: Holder) -> bool:
-    """The launcher restarts a run only after its former ranks are gone."""
+    """Return whether `me` is a restart of the same run.
+
+    The launcher restarts a run only after its former ranks have ended.
+    """
     return me.run_id != "" and other.run_id == me.run_id and other.attempt < me.attempt
 
 
 def _alive(other: Holder) -> bool | None:
-    """None where that process cannot be looked up from here."""
+    """Return whether the process lives. None if it cannot be looked up from here."""
     return identity.Process(other.host, other.pid, other.started, f"{other.boot} {other.pid_space}").alive()
 
 
 def _long_silent(claim: Path, stamp: float, lease_s: float) -> bool:
-    """Silent for so long that no difference between two nodes' clocks can explain it."""
+    """Return whether it was silent for so long that no difference between two nodes' clocks can explain it."""
     return claim.stat().st_mtime - stamp > 10 * lease_s
 
 

@@ -1,10 +1,10 @@
-"""The run's ledger of snapshots: one line in the run folder for each one that was loaded or saved, and one for ranks
-that left: on request, or because the time was up.
+"""The run's ledger of snapshots, and the heartbeat of a rank.
 
-Whoever starts a run again learns from it where the snapshots are and whether there was progress. A rank that was not
-started by windlass has no run folder, and writes none.
+The ledger has one line in the run folder for each snapshot that was loaded or saved. It has one line for ranks that
+left, on request or because the time was up. The process that restarts a run reads from it where the snapshots are and
+whether there was progress. A rank that windlass did not start has no run folder and writes no ledger.
 
-A sign of life for the watcher of this node: the step and the time, in one small local file, once a second.
+The heartbeat is for the watcher of this node: the step and the time, in one small local file, once a second.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ What = Literal["loaded", "saved", "left", "time-up"]
 
 
 def note(environ: Mapping[str, str], what: What, step: int, folder: Path) -> None:
-    """Append `time, what, step, folder`. Never raises: the snapshot itself is what counts."""
+    """Append `time, what, step, folder`. Never raises, because the snapshot itself is more important."""
     run_dir = environ.get(codes.RUN_DIR)
     if not run_dir:
         return
     line = f"{time.time():.3f}\t{what}\t{step}\t{folder.absolute()}\n"
     try:
-        with open_append(f"{run_dir}/{FILE}") as file:  # one write at the end: lines stay whole
+        with open_append(f"{run_dir}/{FILE}") as file:  # one write at the end, so that lines stay whole
             file.write(line.encode("utf-8", "surrogateescape"))
     except OSError:
         return
@@ -39,7 +39,7 @@ PERIOD_S = 1.0
 
 
 class Heartbeat:
-    """Writes `<step> <unix time>` into the file that the launcher named; does nothing where it named none."""
+    """Writes `<step> <unix time>` into the file that the launcher named. Does nothing if it named no file."""
 
     def __init__(self, path: str | None) -> None:
         self.next_s = float("inf")
@@ -51,20 +51,23 @@ class Heartbeat:
                 )
                 self.next_s = 0.0
             except OSError:
-                return  # the watcher then falls back to output and exit codes
+                return  # the watcher then uses output and exit codes
 
     def beat(self, step: int, now_s: float) -> None:
-        """Write; `next_s` is then the monotonic time of the next one. The caller compares, to save the call."""
+        """Write the heartbeat and set `next_s` to the monotonic time of the next one.
+
+        The caller compares, to save the call.
+        """
         self.next_s = now_s + PERIOD_S
         if self._handle is not None:
             try:
-                # Fixed width: a reader never sees the tail of a longer former line.
+                # Fixed width, so that a reader never sees the end of a longer earlier line.
                 os.pwrite(self._handle, f"{step:>15d} {time.time():>18.3f}\n".encode(), 0)
             except OSError:
                 self.close()
 
     def close(self) -> None:
-        """No more signs of life."""
+        """Stop the heartbeat."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None

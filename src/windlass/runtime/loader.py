@@ -1,6 +1,6 @@
-"""Loading the newest snapshot that is whole: compare it with the model, then check and load it in one pass.
+"""Load the newest intact snapshot: compare it with the model, then check and load it in one pass.
 
-A damaged one may have filled some tensors before the damage is found. The next older one fills all of them again.
+A damaged snapshot may have filled some tensors before the damage is found. The next older one fills all of them again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WRITER = re.compile(r"__(\d{1,9})_\d+\.distcp$")
 
 
 class DamagedError(CorruptError):
-    """A snapshot is not whole. An older one may be."""
+    """A snapshot is incomplete or damaged. An older one may be intact."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,9 +50,10 @@ class Loaded:
 
 
 def load_newest(folder: Path, parts: Parts, peers: Peers, fast: FastTier | None) -> Loaded | None:
-    """Load the newest good snapshot into `parts`; None where the folder has none. All ranks call it.
+    """Load the newest good snapshot into `parts`. Returns None if the folder has none. All ranks call it.
 
-    Damaged ones that are newer are set aside, but only once a good one is found: with none, nothing is touched.
+    Newer damaged snapshots are set aside, but only after a good one is found. Without a good one, the folder does not
+    change.
     """
     found = on_main(peers, lambda: store.list_snapshots(folder), folder, "read")
     if fast is not None:
@@ -89,7 +90,7 @@ def load_newest(folder: Path, parts: Parts, peers: Peers, fast: FastTier | None)
 
 
 def _read_manifest(snapshot: Path) -> Manifest:
-    """The manifest, where torch's index is right too: everything else is found through these two."""
+    """Return the manifest after a check of torch's index. All other files are found through these two."""
     try:
         manifest = store.read_manifest(snapshot)
     except CorruptError as error:
@@ -102,12 +103,12 @@ def _read_manifest(snapshot: Path) -> Manifest:
 
 
 def _agree(peers: Peers, problems: list[str], fault: WindlassError | None) -> None:
-    """Raise on every rank where a rank met a fault or found a damaged file."""
+    """Raise an error on every rank if any rank failed or found a damaged file."""
     reports = peers.gather((problems, fault))
     faults = [failed for _, failed in reports if failed is not None]
     everything = [problem for found, _ in reports for problem in found]
     for failed in faults:
-        # A damaged file can be the reason for what another rank could not make sense of.
+        # A damaged file can be the reason why another rank could not parse its data.
         if not (everything and isinstance(failed, CorruptError)):
             raise failed
     if everything:
@@ -115,9 +116,9 @@ def _agree(peers: Peers, problems: list[str], fault: WindlassError | None) -> No
 
 
 def files_to_check(files: Sequence[FileEntry], rank: int, world_size: int) -> list[FileEntry]:
-    """The files that a rank checks: those that the rank of the same number wrote, because it reads most of them.
+    """Return the files that a rank checks: those that the rank of the same number wrote, because it reads most of them.
 
-    The index is not among them: it was checked before it was read.
+    The index is not included, because it was checked before it was read.
     """
     rest = [entry for entry in files if entry.name != INDEX]
     writers = [_WRITER.match(entry.name) for entry in rest]
@@ -126,7 +127,10 @@ def files_to_check(files: Sequence[FileEntry], rank: int, world_size: int) -> li
 
 
 def _load(candidate: Found, manifest: Manifest, parts: Parts, peers: Peers) -> Loaded:
-    """Check a snapshot and load it. Another shape or name on any rank is raised on all, before a byte is loaded."""
+    """Check and load a snapshot.
+
+    A different shape or name on any rank raises on all ranks before any byte is loaded.
+    """
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -158,7 +162,7 @@ def _load(candidate: Found, manifest: Manifest, parts: Parts, peers: Peers) -> L
             process_group=peers.group,
             no_dist=peers.world_size == 1,
         )
-    except CheckpointException as error:  # what one rank met, told to all by torch
+    except CheckpointException as error:  # an error of one rank, which torch sends to all
         ours = [failed for failed, _ in error.failures.values() if isinstance(failed, WindlassError)]
         if ours:
             raise ours[0] from None
@@ -173,7 +177,7 @@ def _load(candidate: Found, manifest: Manifest, parts: Parts, peers: Peers) -> L
 
 
 def _restore(values: dict[str, Any], manifest: Manifest, parts: Parts, peers: Peers) -> Loaded:
-    """Per-rank values. With another number of ranks all continue from rank 0's data position."""
+    """Restore the per-rank values. If the number of ranks differs, all ranks continue from rank 0's data position."""
     newcomer = peers.rank >= manifest.world_size
     if manifest.world_size != peers.world_size:
         main = peers.tell_all({k: values[k] for k in ("loader", "also", "param_groups")})
@@ -185,12 +189,12 @@ def _restore(values: dict[str, Any], manifest: Manifest, parts: Parts, peers: Pe
 
 
 def _metadata(reader: Any, where: Path) -> dict[str, Any]:
-    """Names and shapes in the snapshot, as torch wrote them."""
+    """Return the names and shapes in the snapshot, as torch wrote them."""
     try:
         stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
     except WindlassError:
         raise
-    except Exception as error:  # whatever unpickling another torch's classes raises
+    except Exception as error:  # any exception from unpickling another torch's classes
         raise VersionError(
             f"{where}: this torch cannot read the snapshot: {type(error).__name__}: {first_line(error)}",
             hint="use the torch that wrote it (see MANIFEST.json) or a newer one",

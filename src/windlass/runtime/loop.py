@@ -1,4 +1,4 @@
-"""A training loop under way: takes the folder, loads, decides with all ranks when to save and when to leave."""
+"""A running training loop: leases the folder, loads, and decides with all ranks when to save and when to leave."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from windlass.runtime.stop import REASONS, WALLTIME, StopFlag, find_deadline
 from windlass.runtime.tier import FastTier, folder_identity
 
 _AGREE_S = 0.5
-_HURRY_S = 0.05  # while a snapshot is being written, which the ranks commit when they next talk
-_MAX_STEPS = 64  # steps that suddenly become slow delay a stop request by at most this many of them
+_HURRY_S = 0.05  # used while a snapshot is being written. The ranks commit it at their next agreement
+_MAX_STEPS = 64  # if steps suddenly become slow, a stop request is delayed by at most this many steps
 
 
 class SavePace:
     """Counts calls between two agreements and the time between two snapshots.
 
-    Ranks must talk at the same step, so the number of steps until the next talk comes from figures that all of them
-    have.
+    Ranks must communicate at the same step. So the number of steps until the next communication is computed from values
+    that all ranks have.
     """
 
     def __init__(self, *, every_s: float | None, every_steps: int | None, shared: bool, now: float) -> None:
@@ -50,8 +50,10 @@ class SavePace:
         self._last_saved = now
 
     def quiet(self, now: float, *, hurry: bool = False) -> bool:
-        """True where this call needs no look. Several ranks count calls; one rank alone may look at the clock.
-        `hurry`: a snapshot is being written."""
+        """Return True if this call needs no check.
+
+        Several ranks count calls. A single rank may read the clock. `hurry`: a snapshot is being written.
+        """
         self._calls += 1
         self._unsaved_steps += 1
         if self._calls < self._wait_calls:
@@ -63,16 +65,16 @@ class SavePace:
         )
 
     def due(self, now: float) -> bool:
-        """True where a snapshot is due by time or by count."""
+        """Return True if a snapshot is due by time or by count."""
         by_count = self._every_steps is not None and self._unsaved_steps >= self._every_steps
         return by_count or (self._every_s is not None and now - self._last_saved >= self._every_s)
 
     def step_us(self, now: float) -> int:
-        """Microseconds per call since the last agreement."""
+        """Return the microseconds per call since the last agreement."""
         return int((now - self._last_agreed) / max(self._calls, 1) * 1e6)
 
     def agreed(self, now: float, step_us: int, *, hurry: bool = False) -> None:
-        """An agreement took place. `step_us` is the slowest rank's, so every rank computes the same next count."""
+        """Record an agreement. `step_us` is the slowest rank's, so that every rank computes the same next count."""
         wish = int((_HURRY_S if hurry else self.agree_s) * 1e6 / max(step_us, 1))
         self._wait_calls = max(1, min(wish, 2 * self._wait_calls, _MAX_STEPS))
         if self._every_steps is not None:
@@ -81,21 +83,21 @@ class SavePace:
         self._last_agreed = now
 
     def saving(self, now: float) -> None:
-        """A save begins now."""
+        """Record that a save begins now."""
         self._last_saved = now
         self._unsaved_steps = 0
         if self._every_steps is not None:
             self._wait_calls = max(1, min(self._wait_calls, self._every_steps))
 
 
-_FAILURES = 3  # saves that may fail in a row before the run ends: a disk that is full for a minute is no reason to
+_FAILURES = 3  # saves that may fail in a row before the run ends: a disk that is full for a minute must not end it
 _CLOSE_S = 30.0
 _PREPARE_AT = 2  # at this agreement the optimizer has its state, and memory for the copies is allocated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What the user asked for, checked."""
+    """The user's options, checked."""
 
     folder: Path
     parts: Parts
@@ -109,7 +111,7 @@ class Options:
 
 
 class Loop:
-    """Holds the folder from construction until `close`."""
+    """A loop that holds the folder from construction until `close`."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -123,7 +125,7 @@ class Loop:
         self._saver: Saver | None = None
         self._at: int | None = None
         self._open = True
-        atexit.register(self.close)  # where an exception ends the script, nothing else gives the folder back
+        atexit.register(self.close)  # if an exception ends the script, only this releases the folder
         try:
             self._fast = _open_fast_tier(options, self._peers)
         except BaseException:
@@ -158,7 +160,7 @@ class Loop:
         return self._loaded
 
     def run(self, left: range) -> Iterator[int]:
-        """Draw the steps; when they are all done, save the end."""
+        """Yield the steps. When all are done, save the final state."""
         options = self._options
         saver = Saver(
             self._folder,
@@ -185,7 +187,7 @@ class Loop:
             self.close()
 
     def step(self, step: int) -> None:
-        """The end of a step, on the way that costs nothing where nothing is due."""
+        """Handle the end of a step. This is the fast path: it costs nothing if nothing is due."""
         now = time.monotonic()
         self._at = step
         if now >= self._heartbeat.next_s:
@@ -196,14 +198,14 @@ class Loop:
         self._agree(step, now)
 
     def close(self) -> None:
-        """Stop listening, give up what is still being written, and give the folder back. May be called twice."""
+        """Stop listening, cancel a save in progress, and release the folder. May be called twice."""
         if not self._open or os.getpid() != self._pid:
             return
         self._open = False
         atexit.unregister(self.close)
         self._flag.restore()
         if self._at is not None:
-            self._heartbeat.beat(self._at, time.monotonic())  # how far it came, to the step
+            self._heartbeat.beat(self._at, time.monotonic())  # record the last step
         self._heartbeat.close()
         if self._saver is not None:
             self._saver.cancel()
@@ -211,7 +213,7 @@ class Loop:
             self._lease.release()
 
     def _agree(self, step: int, now: float) -> None:
-        """The end of a step at which the ranks decide together. The same answer on every rank."""
+        """Decide together with all ranks at the end of a step. The result is the same on every rank."""
         saver = self._saver
         if saver is None or not self._open:
             raise UsageError(
@@ -246,7 +248,10 @@ class Loop:
             self._save(saver, step, background=self._options.background)
 
     def _still_saving(self, saver: Saver, step: int) -> None:
-        """A snapshot is due before the last one is written: wait for it, or tell once what leaving it out means."""
+        """Handle a snapshot that is due before the last one is written.
+
+        Wait for the last one, or print once what the omission means.
+        """
         options = self._options
         if options.wait_for_save:
             self._note(saver.finish())
@@ -271,14 +276,14 @@ class Loop:
             self._note(saver.finish())
 
     def _state(self) -> dict[str, Any]:
-        """What a snapshot holds: the live tensors, and this rank's own values."""
+        """Return the content of a snapshot: the live tensors, and this rank's own values."""
         parts = self._options.parts
         state = tensors_of(parts, with_optimizer=not parts.optimizer_is_empty)
         state[rank_key(self._peers.rank)] = pack(own_values(parts, capture_rng()))
         return state
 
     def _leave(self, saver: Saver, step: int, reason: str) -> None:
-        """Save what is not saved yet and end the process with the code that means "resume me"."""
+        """Save unsaved state and end the process with the exit code that means "resume me"."""
         self._note(saver.finish())
         if self._saved_step != step:
             self._save(saver, step, background=False)
@@ -313,7 +318,7 @@ class Loop:
 
 
 def _acquire_folder(folder: Path, peers: Peers) -> Lease | None:
-    """Lease the folder, on the main rank for all; a refusal is raised on every rank."""
+    """Lease the folder, on the main rank for all. A refusal is raised on every rank."""
     lease: Lease | None = None
     problem: WindlassError | None = None
     if peers.is_main:
@@ -340,7 +345,10 @@ def _open_fast_tier(options: Options, peers: Peers) -> FastTier | None:
 
 
 def _import_early() -> None:
-    """Now, before the first step: these take seconds on a cold file system, and the first save must not pay them."""
+    """Import slow modules before the first step.
+
+    These imports take seconds on a cold file system and must not delay the first save.
+    """
     import torch.distributed.checkpoint.state_dict  # noqa: F401
 
 

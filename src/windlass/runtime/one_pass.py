@@ -1,7 +1,7 @@
 """Read, check and load the files of a snapshot in one pass: each byte is read once, by several threads.
 
 A rank checks some of the files. While it computes the digest of a file, it copies the tensors in it to their places.
-Tensors in other files are read without a check: another rank checks those files.
+Tensors in other files are read without a check, because another rank checks those files.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from windlass.runtime.tensor_file import HEAD_BYTES, data_offset
 
 _PIECE_BYTES = 8 << 20
 _SLOTS = 4
-"""Pieces that one thread may have on their way to a device."""
+"""Pieces of one thread that may be in transfer to a device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Span:
-    """A tensor that lies in a file as plain data."""
+    """A tensor that is stored in a file as plain data."""
 
     file: str
     start: int
@@ -41,9 +41,9 @@ class _Span:
 def read_in_one_pass(
     snapshot: Path, items: Sequence[Any], entries: Sequence[FileEntry], reader: Any, planner: Any
 ) -> tuple[list[str], list[Any]]:
-    """Check `entries`, and load all items that lie in the files as plain data.
+    """Check `entries`, and load all items that the files contain as plain data.
 
-    Returns what is wrong with the files, and the items that need torch's own reader.
+    Returns the problems of the files, and the items that need torch's own reader.
     """
     import torch
 
@@ -54,7 +54,7 @@ def read_in_one_pass(
         (slow.append(item) if span is None else spans.append(span))
     devices = {span.target.device for span in spans if span.target.device.type == "cuda"}
     for device in devices:
-        torch.cuda.synchronize(device)  # what was begun on a tensor must not end after it is loaded
+        torch.cuda.synchronize(device)  # earlier operations on a tensor must end before it is loaded
     checked, apart = _by_file(spans, entries)
     with _Lanes(io_threads(), next(iter(devices), None)) as lanes:
 
@@ -70,7 +70,7 @@ def read_in_one_pass(
                 for _ in lanes.mine().load(stream.fileno(), span):
                     pass
 
-        # The largest files first, so that no thread is left with one at the end.
+        # The largest files first, so that no thread starts one at the end.
         checks = lanes.run(check, sorted(entries, key=lambda entry: -entry.size_bytes))
         problems = [problem for problem in checks if problem is not None]
         if not problems:
@@ -79,7 +79,7 @@ def read_in_one_pass(
 
 
 def _find_span(snapshot: Path, item: Any, reader: Any, planner: Any) -> _Span | None:
-    """Where the whole tensor lies in its file; None where the file holds it in another form or another size."""
+    """Return the position of the whole tensor in its file. None if the file has it in another form or size."""
     import torch
 
     place = reader.storage_data[item.storage_index]
@@ -91,7 +91,7 @@ def _find_span(snapshot: Path, item: Any, reader: Any, planner: Any) -> _Span | 
     try:
         with reader.fs.create_stream(snapshot / place.relative_path, "rb") as stream:
             head = os.pread(stream.fileno(), min(HEAD_BYTES, place.length), place.offset)
-    except OSError:  # the rank that checks the file says what is wrong with it
+    except OSError:  # the rank that checks the file reports the problem
         return None
     start = data_offset(head, size)
     if start is None or start + size > place.length:
@@ -100,7 +100,7 @@ def _find_span(snapshot: Path, item: Any, reader: Any, planner: Any) -> _Span | 
 
 
 def _by_file(spans: Sequence[_Span], entries: Sequence[FileEntry]) -> tuple[dict[str, list[_Span]], list[_Span]]:
-    """The spans of each file that is checked, in order and without overlaps, and all other spans."""
+    """Return the spans of each checked file, in order and without overlaps, and all other spans."""
     checked: dict[str, list[_Span]] = {entry.name: [] for entry in entries}
     apart: list[_Span] = []
     for span in sorted(spans, key=lambda span: span.start):
@@ -113,7 +113,7 @@ def _by_file(spans: Sequence[_Span], entries: Sequence[FileEntry]) -> tuple[dict
 
 
 def _read_whole(fd: int, spans: Sequence[_Span], lane: _Lane) -> str:
-    """Read a file from its begin to its end, and load the spans on the way. Returns the SHA-256 of the file."""
+    """Read a whole file and load the spans during the read. Returns the SHA-256 of the file."""
     digest = hashlib.sha256()
     size = os.fstat(fd).st_size
     place = 0
@@ -128,7 +128,7 @@ def _read_whole(fd: int, spans: Sequence[_Span], lane: _Lane) -> str:
 
 
 class _Lane:
-    """What one thread reads through. `slots`: pinned memory for data on its way to a device."""
+    """The buffers of one thread. `slots` is pinned memory for data in transfer to a device."""
 
     def __init__(self, slots: Sequence[Any]) -> None:
         self._slots = slots
@@ -137,7 +137,7 @@ class _Lane:
         self._next = 0
 
     def skim(self, fd: int, start: int, end: int) -> Iterator[memoryview]:
-        """The bytes from `start` to `end`, which belong to no tensor."""
+        """Yield the bytes from `start` to `end`, which belong to no tensor."""
         scratch = memoryview(bytearray(min(_PIECE_BYTES, max(0, end - start))))
         while start < end:
             piece = scratch[: end - start]
@@ -184,7 +184,7 @@ class _Lane:
 
 
 class _Lanes:
-    """Threads that read, each through a lane of its own."""
+    """Threads that read, each through a separate lane."""
 
     def __init__(self, threads: int, device: Any) -> None:
         self._lane_bytes = 0 if device is None else _SLOTS * _PIECE_BYTES
@@ -203,11 +203,11 @@ class _Lanes:
             lane.finish()
 
     def run(self, work: Any, things: Sequence[Any]) -> list[Any]:
-        """`work` on each of the things, by all threads."""
+        """Run `work` on each element, with all threads."""
         return list(self._pool.map(work, things))
 
     def mine(self) -> _Lane:
-        """The lane of the thread that calls."""
+        """Return the lane of the calling thread."""
         if not hasattr(self._local, "lane"):
             with self._lock:
                 first = len(self._lanes) * self._lane_bytes

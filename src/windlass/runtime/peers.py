@@ -1,7 +1,7 @@
-"""The ranks of a run talking to each other for a snapshot, on a process group of their own.
+"""Communication between the ranks of a run for a snapshot, on a separate process group.
 
-A group of its own, on the CPU, keeps snapshot traffic out of the device's queue and has its own deadline. Only the
-main thread talks.
+A separate group on the CPU keeps snapshot traffic out of the device's queue and has its own deadline. Only the main
+thread communicates.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from windlass.runtime.store import disk_error
 
 T = TypeVar("T")
 
-# Gloo connects every rank with every other one: beyond this the job's own group is used.
+# Gloo connects every rank with every other one. Beyond this number, the job's own group is used.
 GLOO_RANKS = 2048
 
 
 class Peers:
-    """One group of all ranks; with one rank, nothing but the same answers."""
+    """One group of all ranks. With one rank, the methods return the same results without a group."""
 
     def __init__(self, *, rank: int, world_size: int, group: Any = None, device: Any = None) -> None:
         self.rank = rank
@@ -38,12 +38,12 @@ class Peers:
         return self.rank == 0
 
     def close(self, timeout_s: float) -> None:
-        """End the group and its threads. Nobody talks afterwards."""
+        """End the group and its threads. No communication is possible afterwards."""
         held, self.group = [self.group], None
         close_group(timeout_s, held)
 
     def largest(self, values: Sequence[int]) -> list[int]:
-        """Element by element, the largest value of any rank. All ranks call it."""
+        """Return the largest value of any rank, element by element. All ranks call it."""
         if self.world_size == 1:
             return list(values)
         import torch
@@ -57,7 +57,7 @@ class Peers:
             raise _lost(self.rank, error) from None
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, on every rank."""
+        """Return every rank's value, on every rank."""
         if self.world_size == 1:
             return [value]
         import torch.distributed as dist
@@ -70,7 +70,7 @@ class Peers:
         return values
 
     def collect(self, value: Any) -> list[Any]:
-        """Every rank's value on the main rank; an empty list elsewhere."""
+        """Return every rank's value on the main rank, and an empty list on the others."""
         if self.world_size == 1:
             return [value]
         import torch.distributed as dist
@@ -83,7 +83,7 @@ class Peers:
         return values or []
 
     def deal(self, values: list[Any]) -> Any:
-        """To each rank its element of the main rank's list."""
+        """Return to each rank its element of the main rank's list."""
         if self.world_size == 1:
             return values[0]
         import torch.distributed as dist
@@ -96,7 +96,7 @@ class Peers:
         return box[0]
 
     def tell_all(self, value: Any) -> Any:
-        """The main rank's value, on every rank."""
+        """Return the main rank's value, on every rank."""
         if self.world_size == 1:
             return value
         import torch.distributed as dist
@@ -110,7 +110,10 @@ class Peers:
 
 
 def on_main(peers: Peers, work: Callable[[], T], where: Path, verb: str) -> T:
-    """The main rank's answer, on every rank; what it raises, every rank raises. `where` and `verb` name the disk."""
+    """Run `work` on the main rank and return its result on every rank. An error is raised on every rank.
+
+    `where` and `verb` describe the disk access in an error.
+    """
     answer: Any = None
     problem: WindlassError | None = None
     if peers.is_main:
@@ -128,7 +131,10 @@ def on_main(peers: Peers, work: Callable[[], T], where: Path, verb: str) -> T:
 
 
 def meet(timeout_s: float) -> Peers:
-    """The group of all ranks for snapshots. All ranks call it, in the same order as other group-making calls."""
+    """Return the group of all ranks for snapshots.
+
+    All ranks call it, in the same order as other calls that create groups.
+    """
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):

@@ -1,8 +1,8 @@
-"""Where this process stands among the ranks, read from the environment. Pure: a mapping in, a `RankPlace` out.
+"""Read the position of this process among the ranks from the environment. Pure: a mapping in, a `RankPlace` out.
 
-Every launcher's inside-the-job view is one row: our words on the left, its variables on the right. Several rows can be
-complete at once (`srun --mpi=pmi2` also sets PMI variables, hydra starts its proxies through srun), so the rows are
-read first and reconciled after.
+Each launcher has one row: our names on the left, the variables that it sets in a job on the right. Several rows can be
+complete at once (`srun --mpi=pmi2` also sets PMI variables, hydra starts its proxies through srun). So all rows are
+read first and reconciled afterwards.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from windlass.base.notation.hostlist import expand_hostlist
 from windlass.errors import UsageError, unknown_name
 from windlass.runtime import codes
 
-# The order is the order of trust where two views agree: the first has the most words.
+# If two views agree, the earlier one is preferred: the first has the most values.
 _VIEWS: Mapping[str, Mapping[str, str]] = {
     "torch": {
         "rank": "RANK",
@@ -26,8 +26,8 @@ _VIEWS: Mapping[str, Mapping[str, str]] = {
         "node_rank_too": "NODE_RANK",
     },
     "srun": {
-        # SLURM_NTASKS is also set in a batch script, where one process runs: waiting for the others there is the
-        # classic hang. SLURM_STEP_NUM_TASKS exists in a step alone.
+        # SLURM_NTASKS is also set in a batch script, in which one process runs. Waiting for the others there is a
+        # common cause of hangs. SLURM_STEP_NUM_TASKS exists only in a step.
         "rank": "SLURM_PROCID",
         "world_size": "SLURM_STEP_NUM_TASKS",
         "local_rank": "SLURM_LOCALID",
@@ -65,14 +65,14 @@ _VIEWS: Mapping[str, Mapping[str, str]] = {
         "local_world_size": "MPI_LOCALNRANKS",
     },
 }
-# Open MPI's "node rank" counts the ranks of all its jobs on this node: a local number, not the node's.
+# Open MPI's "node rank" counts the ranks of all its jobs on this node. It is a local number, not the node's.
 _NOT_A_NODE_NUMBER = frozenset({"openmpi"})
 _PORT_BASE, _PORT_SPAN = 15_000, 15_000  # below the ephemeral range of Linux (32768) and above the usual daemons
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankPlace:
-    """Rank and neighbours of one process. `None` where the launcher does not say."""
+    """Rank and neighbours of one process. `None` for values that the launcher does not set."""
 
     launcher: str
     rank: int
@@ -85,15 +85,15 @@ class RankPlace:
 
     @property
     def one_node(self) -> bool:
-        """True where every rank is known to run on this node."""
+        """True if every rank is known to run on this node."""
         return self.world_size == 1 or self.local_world_size == self.world_size
 
 
 def find_place(environ: Mapping[str, str], *, launcher: str | None = None) -> RankPlace:
-    """The place of this process. `launcher` (a name of the table, or "alone") overrides the guess.
+    """Return the place of this process. `launcher` (a name of the table, or "alone") overrides the detection.
 
-    Raises `UsageError` where a launcher's variables are incomplete, or where two launchers contradict each other:
-    starting anyway would give N runs of one rank, or a wait that never ends.
+    Raises `UsageError` if a launcher's variables are incomplete, or if two launchers contradict each other. A start
+    would then give N runs of one rank, or a wait that never ends.
     """
     if launcher == "alone":
         return _with_master(RankPlace(launcher="alone", rank=0, world_size=1, local_rank=0), environ)
@@ -118,7 +118,7 @@ def find_place(environ: Mapping[str, str], *, launcher: str | None = None) -> Ra
 
 
 def _read(name: str, environ: Mapping[str, str]) -> RankPlace | None:
-    """One launcher's view, or None where its rank or its world size is not there."""
+    """Return one launcher's view, or None if its rank or its world size is missing."""
     row = _VIEWS[name]
     rank, world = _number(environ, row["rank"]), _number(environ, row["world_size"])
     if rank is None or world is None:
@@ -157,17 +157,17 @@ def _read(name: str, environ: Mapping[str, str]) -> RankPlace | None:
 
 
 def _reconcile(views: list[RankPlace], *, trusted: bool) -> RankPlace:
-    """One place from all complete views.
+    """Return one place from all complete views.
 
-    A launcher inside another one has more ranks than the outer one has tasks (hydra's proxies under srun, torchrun
-    once per node), so the larger world is the inner, true one. The torch variables win when their writer is known.
+    A launcher inside another one has more ranks than the outer one has tasks (hydra's proxies under srun, torchrun once
+    per node). So the larger world is the inner, true one. The torch variables win if their writer is known.
     """
     if not views:
         return RankPlace(launcher="alone", rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
     torch = next((v for v in views if v.launcher == "torch"), None)
     if torch is not None and trusted:
         return _fill(torch, views)
-    inner = max(views, key=lambda v: v.world_size)  # max() keeps the first of equals: the order of trust
+    inner = max(views, key=lambda v: v.world_size)  # max() keeps the first of equals: the preferred view
     if torch is not None and torch.world_size < inner.world_size:
         raise UsageError(
             f"WORLD_SIZE={torch.world_size}, but {inner.launcher} started {inner.world_size} tasks",
@@ -185,7 +185,7 @@ def _reconcile(views: list[RankPlace], *, trusted: bool) -> RankPlace:
 
 
 def _fill(place: RankPlace, views: list[RankPlace]) -> RankPlace:
-    """Words the chosen view lacks, from views that mean the same process."""
+    """Add values that the chosen view lacks, from views of the same process."""
     for view in views:
         if view.world_size == place.world_size and view.rank == place.rank:
             place = replace(
@@ -206,7 +206,10 @@ def _fill(place: RankPlace, views: list[RankPlace]) -> RankPlace:
 
 
 def _refuse_partial(environ: Mapping[str, str], views: list[RankPlace]) -> None:
-    """RANK without WORLD_SIZE (or the reverse) is never meant; other launchers' leftovers may be half there."""
+    """Refuse RANK without WORLD_SIZE or the reverse, which is always an error.
+
+    Leftover variables of other launchers may be incomplete.
+    """
     present = [name for name in ("RANK", "WORLD_SIZE") if environ.get(name, "") != ""]
     if len(present) == 1:
         missing = "WORLD_SIZE" if present == ["RANK"] else "RANK"
@@ -222,7 +225,7 @@ def _refuse_partial(environ: Mapping[str, str], views: list[RankPlace]) -> None:
 
 
 def _with_master(place: RankPlace, environ: Mapping[str, str]) -> RankPlace:
-    """MASTER_ADDR and MASTER_PORT win over anything derived; one node needs no name at all."""
+    """Set the rendezvous. MASTER_ADDR and MASTER_PORT win over derived values. A single node needs no host name."""
     addr = environ.get("MASTER_ADDR") or place.master_addr
     if addr is None and place.one_node:
         addr = "127.0.0.1"
@@ -239,7 +242,10 @@ def _first_host(environ: Mapping[str, str], row: Mapping[str, str]) -> str | Non
 
 
 def _port_of_job(environ: Mapping[str, str], row: Mapping[str, str]) -> int | None:
-    """The same port on every rank without talking: from job and step, so that two steps of a job differ."""
+    """Return the same port on every rank without communication.
+
+    It is derived from job and step, so that two steps of a job differ.
+    """
     job = _number(environ, row.get("job"))
     if job is None:
         return None

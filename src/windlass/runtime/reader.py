@@ -1,7 +1,8 @@
-"""`torch.distributed.checkpoint` reading a folder in which other users may write: nothing of theirs is run.
+"""Read snapshots with `torch.distributed.checkpoint` without running code of other users.
 
-Every file is judged by what was opened, not by its name: a file that only we could have written is read as torch does,
-any other one with `weights_only` and our table of plain values (see `unpickle`).
+Other users may write into the folder. Every file is judged by the opened file, not by its name. A file that only this
+user could have written is read as torch reads it. Any other file is read with `weights_only` and the table of plain
+values (see `unpickle`).
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from windlass.runtime.store import CorruptError, FileEntry, disk_error
 from windlass.runtime.unpickle import ForeignCodeError, foreign, load_plain
 
 INDEX = ".metadata"
-"""torch's own list of what lies where."""
+"""torch's index: the location of each value."""
 _MAX_INDEX = 2 << 30
 Agree = Callable[[list[str], WindlassError | None], None]
 
 
 class SnapshotFiles:
-    """The files of one snapshot, and how far their content is believed."""
+    """The files of one snapshot, and how far their content is trusted."""
 
     def __init__(self, snapshot: Path) -> None:
         self.snapshot = snapshot
         self.all_own = True
-        """Whether every file that was opened so far could only have been written by us."""
+        """Whether only this user could have written every file that was opened so far."""
 
     @contextlib.contextmanager
     def open(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
@@ -47,11 +48,11 @@ class SnapshotFiles:
             raise CorruptError(str(error)) from None
         with stream:
             if not is_own(os.fstat(stream.fileno())):
-                self.all_own = False  # never set back: several threads open files
+                self.all_own = False  # never reset, because several threads open files
             yield stream
 
     def read_index(self) -> Any:
-        """torch's list of what lies where."""
+        """Return torch's index: the location of each value."""
         with self.open(self.snapshot / INDEX, "rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             if size > _MAX_INDEX:
@@ -67,7 +68,7 @@ class SnapshotFiles:
             raise foreign(self.snapshot, error.message) from None
 
     def unpickle_file(self, stream: Any) -> Any:
-        """A value that `torch.save` wrote."""
+        """Return a value that `torch.save` wrote."""
         import torch
 
         try:
@@ -77,10 +78,10 @@ class SnapshotFiles:
 
 
 def make_reader(snapshot: Path, entries: Sequence[FileEntry], agree: Agree) -> Any:
-    """torch's reader of one snapshot. `unpickle(bytes)` on it reads a value that came out of these files.
+    """Return torch's reader of one snapshot. Its `unpickle(bytes)` reads a value from these files.
 
-    `entries`: the files that this rank checks while it reads them. `agree` tells all ranks what is wrong with the
-    files or went wrong here, and raises on every rank where something did. Before it no value is unpickled.
+    `entries` are the files that this rank checks while it reads them. `agree` sends the problems of files and errors of
+    this rank to all ranks, and raises on every rank if there are any. Before it, no value is unpickled.
     """
     from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader
     from torch.distributed.checkpoint.metadata import StorageMeta
@@ -132,7 +133,7 @@ def make_reader(snapshot: Path, entries: Sequence[FileEntry], agree: Agree) -> A
 def _try_one_pass(
     snapshot: Path, items: Sequence[Any], entries: Sequence[FileEntry], reader: Any, planner: Any
 ) -> tuple[list[str], list[Any], WindlassError | None]:
-    """The answer of `read_in_one_pass`, and what it raised: the other ranks wait for an answer in any case."""
+    """Return the result of `read_in_one_pass` and its error. The other ranks wait for a result in any case."""
     try:
         return *read_in_one_pass(snapshot, items, entries, reader, planner), None
     except WindlassError as error:
@@ -146,7 +147,7 @@ def _try_one_pass(
 
 
 def make_load_planner(reader: Any) -> Any:
-    """torch's planner, which leaves the reading of values that are no tensors to our reader."""
+    """Return torch's planner, changed so that our reader reads the values that are not tensors."""
     from torch.distributed.checkpoint import DefaultLoadPlanner
 
     class LoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]

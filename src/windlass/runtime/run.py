@@ -1,4 +1,4 @@
-"""What `windlass.init` returns: where this rank stands and what it uses. Frozen; the few verbs act on torch."""
+"""The result of `windlass.init`: the position of this rank and its resources. Frozen. A few methods act on torch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Run:
         return self.rank == 0
 
     def barrier(self, timeout_s: float | None = None) -> None:
-        """Return when every rank is here; raise `MachineError` at the deadline (gloo names who is missing)."""
+        """Return when every rank has called it. Raise `MachineError` at the deadline (gloo names the missing rank)."""
         import torch.distributed as dist
 
         if self.world_size == 1 or not dist.is_initialized():
@@ -60,7 +60,7 @@ class Run:
             ) from error
 
     def shutdown(self, timeout_s: float = 30.0) -> None:
-        """Destroy the process group, waiting at most `timeout_s` for it: a dead peer must not hold the exit."""
+        """Destroy the process group. Waits at most `timeout_s`, because a dead peer must not block the exit."""
         close_group(timeout_s)
 
     def __enter__(self) -> Run:
@@ -72,16 +72,18 @@ class Run:
 
 
 def close_group(timeout_s: float, held: list[Any] | None = None) -> None:
-    """Destroy all of torch's process groups, or the one that is `held`, if there are any; give up quietly at the
-    deadline. Gloo's threads end with the last reference to a group, so it is taken out of the list: it must be the only
-    one. The destructor waits for what is under way, so that it runs in a thread of its own."""
+    """Destroy all of torch's process groups, or only the `held` one, if there are any. Gives up at the deadline.
+
+    Gloo's threads end with the last reference to a group. So the group is taken out of the list, which must hold the
+    only reference. The destructor waits for pending operations, so it runs in a separate thread.
+    """
     import torch.distributed as dist
 
     if not dist.is_available() or not (dist.is_initialized() or held):
         return
 
     def destroy() -> None:
-        with contextlib.suppress(ValueError, AssertionError):  # closed already, with all the others
+        with contextlib.suppress(ValueError, AssertionError):  # already closed, together with all others
             dist.destroy_process_group(held.pop() if held else None)
 
     worker = threading.Thread(target=destroy, name="windlass-shutdown", daemon=True)
@@ -92,8 +94,11 @@ def close_group(timeout_s: float, held: list[Any] | None = None) -> None:
 
 
 def close_at_exit(close: Callable[[float], None] = close_group) -> None:
-    """Close gloo's groups before the interpreter goes, however the script ends: its threads abort a process that still
-    has them then (about one in six that ended by an exception), and the abort hides the script's own error."""
+    """Close gloo's groups before the interpreter ends, however the script ends.
+
+    Otherwise gloo's threads abort the process (about one in six that ended by an exception), and the abort hides the
+    script's own error.
+    """
     pid = os.getpid()
 
     def at_exit() -> None:
@@ -104,7 +109,7 @@ def close_at_exit(close: Callable[[float], None] = close_group) -> None:
 
 
 def say(line: str) -> None:
-    """One line for people: through logging where the script has set it up, else on stderr."""
+    """Print one line for people: through logging if the script has configured it, otherwise on stderr."""
     if _log.hasHandlers() and _log.isEnabledFor(logging.INFO):
         _log.info(line)
     elif sys.stderr is not None:
@@ -113,6 +118,6 @@ def say(line: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The message of an error on one line: torch appends C++ stacks."""
+    """Return the message of an error on one line, because torch appends C++ stacks."""
     text = str(error).strip().split("\n", 1)[0]
     return text or type(error).__name__

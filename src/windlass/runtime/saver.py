@@ -1,8 +1,8 @@
-"""One snapshot at a time: staged and planned by all ranks, written in the background, committed at a later step.
+"""One snapshot at a time: all ranks stage and plan it, a thread writes it, and a later step commits it.
 
-The main thread drives: `start` begins, the thread writes this rank's files, and `advance`, called by all ranks at the
-same step once no rank writes any more, goes on to the next phase (drain, commit). Every outcome is the same on every
-rank.
+The main thread controls the save. `start` begins it, and the thread writes this rank's files. When no rank writes any
+longer, all ranks call `advance` at the same step. It starts the next phase (drain, commit). Every outcome is the same
+on every rank.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from windlass.runtime.writer import ShardWriter, WritePlan, first_failure
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveResult:
-    """How a save ended."""
+    """The outcome of a save."""
 
     step: int
     seconds: float
@@ -37,7 +37,7 @@ class SaveResult:
 
 @dataclass(kw_only=True, slots=True)
 class _SaveJob:
-    """The save under way. `manifest` is set once all ranks have written, and then the files only have to move."""
+    """The save in progress. `manifest` is set after all ranks have written. Then the files only have to be moved."""
 
     step: int
     notes: dict[str, Any]
@@ -76,12 +76,12 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """True while this rank's thread works. The same question for all ranks needs an agreement."""
+        """True while this rank's thread works. For the state of all ranks, the ranks must agree."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def under_way(self) -> bool:
-        """True from `start` until the outcome; the same on every rank."""
+        """True from `start` until the outcome. The same on every rank."""
         return self._job is not None
 
     def prepare(self, state: dict[str, Any]) -> None:
@@ -90,11 +90,11 @@ class Saver:
         try:
             self._plan = writer.plan(self._peers, self._plan)
         except WindlassError:
-            return  # the first save meets the same error and reports it
+            return  # the first save gets the same error and reports it
         self._stager.prepare(writer.tensors())
 
     def start(self, step: int, state: dict[str, Any], notes: dict[str, Any], *, background: bool) -> SaveResult | None:
-        """Begin to save `state`. On return training may change the tensors. An outcome: it failed at once."""
+        """Begin to save `state`. On return training may change the tensors. Returns an outcome if it failed at once."""
         token = self._peers.tell_all(store.new_token())
         saving = store.saving_path(self._folder, step, token)
         local = saving if self._fast is None else store.saving_path(self._fast.path, step, token)
@@ -111,7 +111,7 @@ class Saver:
         return None
 
     def advance(self, *, background: bool) -> SaveResult | None:
-        """All ranks, none of them busy: on to the next phase. The outcome, where that was the last one."""
+        """Start the next phase, on all ranks, none of them busy. Returns the outcome after the last phase."""
         job = self._job
         assert job is not None
         try:
@@ -132,7 +132,7 @@ class Saver:
         return outcome
 
     def finish(self) -> SaveResult | None:
-        """Wait for the save under way and take it to its end, with all ranks; None where there is none."""
+        """Wait for the save in progress and complete it, with all ranks. Returns None if no save is in progress."""
         outcome: SaveResult | None = None
         while self._job is not None and outcome is None:
             self._join()
@@ -141,7 +141,7 @@ class Saver:
         return outcome
 
     def cancel(self) -> None:
-        """Give up on what this rank writes, for a process that ends: a thread must not outlive the interpreter."""
+        """Cancel this rank's write when the process ends: a thread must not outlive the interpreter."""
         if self._job is not None:
             self._job.writer.cancel()
         if self._thread is not None:
@@ -165,7 +165,7 @@ class Saver:
                 self._error = error
             except OSError as error:
                 self._error = store.disk_error(error, self._folder, "save into")
-            except Exception as error:  # the top of a thread: nobody above would see it
+            except Exception as error:  # top of a thread: no caller would see it
                 self._error = MachineError(
                     f"saving into {self._folder} failed: {type(error).__name__}: {error}",
                     hint="is there room and write access? the last complete snapshot is still there",
@@ -194,7 +194,10 @@ class Saver:
             raise failed
 
     def _gather_manifest(self, job: _SaveJob) -> Manifest:
-        """All ranks' files in one manifest: complete on the main rank, and with a fast tier on every rank."""
+        """Combine all ranks' files in one manifest.
+
+        It is complete on the main rank, and with a fast tier on every rank.
+        """
         reports = self._peers.collect((tuple(job.writer.files.values()), job.writer.results, self._error))
         answer: Manifest | WindlassError | None = None
         if self._peers.is_main:

@@ -1,11 +1,11 @@
-"""`windlass.Snapshot`: a loop that can be interrupted and goes on where it was.
+"""`windlass.Snapshot`: a loop that can be interrupted and resumed.
 
     snapshot = windlass.Snapshot("ckpt", model=model, optimizer=opt, loader=sampler, every_s=300, keep=3)
     for step in snapshot.resume(range(total)):
         ...
         snapshot.step(step)
 
-The constructor only remembers; `resume` takes the folder, loads and starts listening for stop requests.
+The constructor only stores its arguments. `resume` leases the folder, loads, and starts listening for stop requests.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ from windlass.runtime.state import Parts, as_optimizers
 class Snapshot:
     """Saves and restores one training run in `folder`.
 
-    `every_s` or `every_steps`: how often; `keep`: how many good ones stay; `loader`: anything with `state_dict` and
-    `load_state_dict` that knows the data position; `also`: more of those by name (schedulers, scalers);
-    `fast`: a node-local folder that is written first; `background=False`: saves block; `wait_for_save=True`: one that
-    is due while the last is still being written waits for it, where it would be left out otherwise; `wait_s`: the
-    deadline of every wait for other ranks and for the disk.
+    - `every_s` or `every_steps`: how often to save.
+    - `keep`: how many good snapshots to keep.
+    - `loader`: an object with `state_dict` and `load_state_dict` that contains the data position.
+    - `also`: more such objects by name (schedulers, scalers).
+    - `fast`: a node-local folder that is written first.
+    - `background=False`: a save blocks training.
+    - `wait_for_save=True`: a save that is due while the last one is still being written waits for it. Otherwise it is
+      left out.
+    - `wait_s`: the deadline of every wait for other ranks and for the disk.
     """
 
     def __init__(
@@ -70,12 +74,12 @@ class Snapshot:
         self._loop: Loop | None = None
 
     def resume(self, steps: range | int) -> Iterator[int]:
-        """The steps that are left of `steps`, after loading the newest good snapshot.
+        """Load the newest good snapshot and return the remaining steps of `steps`.
 
-        On return model, optimizer, loader and the rest are as they were saved. Random generators follow when the first
-        step is drawn. Raises before anything is changed where another run holds the folder, or where it is of another
-        model or a newer windlass. Raises where no snapshot is whole: tensors may have changed then. After the last
-        step the end is saved too.
+        On return, model, optimizer, loader and the other objects have their saved state. Random generators are restored
+        when the first step is drawn. Raises before any change if another run holds the folder, or if the folder belongs
+        to another model or a newer windlass. Raises if no snapshot is intact. Tensors may have changed in that case.
+        After the last step, the final state is saved too.
         """
         steps = range(steps) if isinstance(steps, int) else steps
         rising = isinstance(steps, range) and steps.step > 0
@@ -87,9 +91,9 @@ class Snapshot:
         return self._loop.run(left)
 
     def step(self, step: int) -> None:
-        """Tell that `step` is complete. Saves when due; leaves with `RESUME_ME` when asked to stop.
+        """Report that `step` is complete. Saves when due. Leaves with `RESUME_ME` after a stop request.
 
-        Costs about a microsecond where nothing is due; the ranks talk to each other about twice a second.
+        Costs about a microsecond if nothing is due. The ranks communicate about twice a second.
         """
         if self._loop is None:
             raise UsageError(

@@ -1,8 +1,7 @@
-"""Copies a rank's part of the state to host memory, so that training goes on while a thread writes the copy.
+"""Copy a rank's part of the state to host memory, so that training continues while a thread writes the copy.
 
-On CUDA the copy goes to pinned memory on a stream of its own. Where device memory is free, the state is copied on the
-device first, and training waits for that copy only. The host memory is allocated once, in the background, and used for
-every save.
+On CUDA, a separate stream copies to pinned memory. If device memory is free, the state is copied on the device first,
+and training waits only for that copy. The host memory is allocated once, in the background, and used for every save.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Staged:
 
     tensors: list[Any]
     events: Mapping[int, Any]
-    """What happens once a copy is complete, by its number; none for copies that are complete."""
+    """The CUDA event of each incomplete copy, by its number. Complete copies have no event."""
 
     def wait(self, number: int) -> None:
         if number in self.events:
@@ -42,10 +41,11 @@ class Staged:
 
 
 class HostBlock:
-    """Memory of the host, in huge pages that were touched. Pinned where `device` is a CUDA device.
+    """Host memory in huge pages that were touched. It is pinned if `device` is a CUDA device.
 
-    `torch.empty(pin_memory=True)` of gigabytes stops every other thread for seconds. Pages that were touched before
-    and are registered piece by piece do not. A forked process does not inherit the memory: the kernel would copy it.
+    `torch.empty(pin_memory=True)` of gigabytes stops every other thread for seconds. Pages that were touched before and
+    are registered piece by piece do not. A forked process does not inherit the memory, because the kernel would copy
+    it.
     """
 
     def __init__(self, size: int, device: Any = None, *, threads: int = 1) -> None:
@@ -64,10 +64,13 @@ class HostBlock:
         self.pinned = device is not None and len(pointers) == len(starts)
         if pointers:
             freed = weakref.finalize(self, _unpin, pointers, self.bytes)
-            freed.atexit = False  # the process ends, and its memory with it
+            freed.atexit = False  # the memory ends with the process
 
     def tensor(self, start: int, like: Any) -> Any:
-        """A tensor in this memory. Its storage is as large as itself, so that it can be written without a copy."""
+        """Return a tensor in this memory.
+
+        Its storage is as large as itself, so that it can be written without a copy.
+        """
         import torch
 
         size = like.numel() * like.element_size()
@@ -77,11 +80,11 @@ class HostBlock:
         return flat.view(like.dtype).view(like.shape)
 
     def _pin(self, start: int, device: Any) -> int:
-        """Touch a piece and pin it. Returns its address, or 0 where it is not pinned."""
+        """Touch a piece and pin it. Returns its address, or 0 if it is not pinned."""
         import torch
 
         piece = self.bytes[start : start + PIECE_BYTES]
-        ctypes.memset(piece.data_ptr(), 0, piece.numel())  # `zero_` would take all processors
+        ctypes.memset(piece.data_ptr(), 0, piece.numel())  # `zero_` would use all processors
         if device is None:
             return 0
         with torch.cuda.device(device):
@@ -99,7 +102,7 @@ def _unpin(pointers: Sequence[int], memory: Any) -> None:
 
 
 class _Placed(NamedTuple):
-    """A tensor of a device, its number, and where its copy begins on the host."""
+    """A tensor of a device, its number, and the offset of its copy on the host."""
 
     number: int
     start: int
@@ -107,7 +110,7 @@ class _Placed(NamedTuple):
 
 
 class Stager:
-    """Stages the saves of one rank. `ranks`: how many ranks of this node do the same at the same time."""
+    """Stages the saves of one rank. `ranks` is the number of ranks of this node that stage at the same time."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -119,7 +122,7 @@ class Stager:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether there is pinned memory: a copy through it is faster than a plain one."""
+        """Whether pinned memory exists. A copy through it is faster than a plain one."""
         return self._block is not None and self._block.pinned
 
     def prepare(self, tensors: Sequence[Any]) -> None:
@@ -131,7 +134,7 @@ class Stager:
         self._making.start()
 
     def stage(self, tensors: Sequence[Any]) -> Staged | None:
-        """Copy the tensors. On return training may change them. None: the node has no memory for a copy."""
+        """Copy the tensors. On return training may change them. Returns None if the node has no memory for a copy."""
         if self._making is not None:
             self._making.join()
         bounds = _bounds(tensors)
@@ -167,7 +170,7 @@ class Stager:
     def _copy_from(self, device: Any, placed: Sequence[_Placed]) -> dict[int, Any]:
         """Copy tensors of one CUDA device to their places on the host. Returns the events to wait for, by number.
 
-        As many tensors as there is free memory for are copied on the device first. Training waits for the others.
+        As many tensors as fit into free memory are copied on the device first. Training waits for the others.
         """
         import torch
 
@@ -188,13 +191,13 @@ class Stager:
                     events[one.number] = torch.cuda.Event()
                     events[one.number].record()
                 if memory is not None:
-                    memory.record_stream(stream)  # it is not used again before the copies are complete
+                    memory.record_stream(stream)  # it is not reused before the copies are complete
         if len(copies) < len(placed):
             released.synchronize()
         return events
 
     def _copy_on_device(self, device: Any, tensors: Sequence[Any]) -> tuple[list[Any], Any]:
-        """Copies of the first tensors, as many as fit, and the memory that holds them."""
+        """Return copies of the first tensors, as many as fit, and the memory that contains them."""
         import torch
 
         bounds = _bounds(tensors)
@@ -213,7 +216,7 @@ class Stager:
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether the tensor is memory with a shape: neither sparse, nor quantized, nor of a class of its own."""
+    """Return whether the tensor is memory with a shape: not sparse, not quantized, and not of a subclass."""
     import torch
 
     known = type(tensor) in (torch.Tensor, torch.nn.Parameter)
@@ -221,7 +224,7 @@ def is_plain(tensor: Any) -> bool:
 
 
 def _bounds(tensors: Sequence[Any]) -> list[int]:
-    """Where each tensor begins in one block of memory, and at last the size of the block."""
+    """Return the offset of each tensor in one block of memory, and at the end the size of the block."""
     bounds = [0]
     for tensor in tensors:
         size = tensor.numel() * tensor.element_size() if is_plain(tensor) else 0
@@ -241,7 +244,7 @@ def _bytes_of(tensor: Any) -> Any:
 
 
 def _copy_pieces(host: Any, start: int, flat: Any) -> None:
-    """Copy bytes to a block of the host, never across two pieces that were pinned apart."""
+    """Copy bytes to a block of the host, never across two pieces that were pinned separately."""
     done, size = 0, flat.numel()
     while done < size:
         length = min(size - done, PIECE_BYTES - (start + done) % PIECE_BYTES)
@@ -250,8 +253,10 @@ def _copy_pieces(host: Any, start: int, flat: Any) -> None:
 
 
 def _free_on_device(own_peak: int) -> int:
-    """Bytes of the current device that training does not need: it needs what it needed at its peak, without the
-    `own_peak` bytes of an earlier copy of the state."""
+    """Return the bytes of the current device that training does not need.
+
+    Training needs its peak memory, without the `own_peak` bytes of an earlier copy of the state.
+    """
     import torch
 
     free, total = torch.cuda.mem_get_info()

@@ -1,8 +1,7 @@
-"""`windlass.init`: find the place, choose the device, meet the other ranks, say in one line what was chosen.
+"""`windlass.init`: find the place, choose the device, connect the ranks, and print the choice in one line.
 
-The CPU mask of this process: some builds of torch (through their OpenMP) narrow it while being imported.
-
-Ranks then share one core with their own data workers, and nothing but the speed shows it.
+The module also keeps the CPU mask of this process, because some builds of torch (through their OpenMP) narrow it during
+import. Ranks then share one core with their own data workers, and only the lower speed shows it.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from windlass.runtime.run import Run, close_at_exit, first_line, say
 
 
 def import_keeping_affinity(name: str, bound_to: str | None = None) -> tuple[ModuleType, bool]:
-    """Import `name`; the mask of the calling thread is then what it was before (or `bound_to`, a CPU list).
+    """Import `name` and keep the mask of the calling thread (or set it to `bound_to`, a CPU list).
 
-    Returns the module and whether the mask had to be put back. `bound_to` covers a module that was imported earlier:
-    it is what the launcher bound this rank to.
+    Returns the module and whether the mask had to be restored. `bound_to` is the list to which the launcher bound this
+    rank. It covers a module that was imported earlier.
     """
     if not hasattr(os, "sched_getaffinity"):
         return importlib.import_module(name), False
@@ -47,12 +46,12 @@ def import_keeping_affinity(name: str, bound_to: str | None = None) -> tuple[Mod
     try:
         os.sched_setaffinity(0, wanted)
     except OSError:
-        # The launcher's list and the cgroup disagree: what the kernel allows is the truth, keep it.
+        # The launcher's list and the cgroup disagree. Keep the mask that the kernel allows.
         return module, False
     return module, True
 
 
-_TORCH_PORT = 29500  # the port every torch example uses; only where nothing tells two jobs apart
+_TORCH_PORT = 29500  # the port in every torch example. Used only if nothing distinguishes two jobs
 _JOB_NAMES = ("PMIX_NAMESPACE", "PALS_APID", "OMPI_MCA_ess_base_jobid", "FLUX_JOB_ID", "PBS_JOBID")
 _HAS_MPI = frozenset({"pals", "openmpi", "hydra", "flux"})
 
@@ -66,9 +65,9 @@ def init(
 ) -> Run:
     """Set this process up as one rank, under windlass, srun, mpiexec, flux, torchrun, or alone.
 
-    On return torch's default device and process group are set, and the torch variables (`RANK`, `MASTER_ADDR`, ...)
-    are in the environment for other libraries. `device` and `launcher` override what would be found.
-    Raises `UsageError` where the variables contradict each other, `MachineError` where the ranks do not meet in time.
+    On return, torch's default device and process group are set. The torch variables (`RANK`, `MASTER_ADDR`, ...) are in
+    the environment for other libraries. `device` and `launcher` override the detected values. Raises `UsageError` if
+    the variables contradict each other. Raises `MachineError` if the ranks do not connect in time.
     """
     environ = own_environ()
     torch, restored = import_keeping_affinity("torch", environ.get(codes.CPUS))
@@ -81,7 +80,7 @@ def init(
         raise UsageError(f"windlass.init: timeout_s is {limit_s}", hint="give seconds greater than zero")
     switch_on(environ, torch.__version__, environ.get(codes.RUN_DIR))
     stacks_by_hand()
-    if "windlass_on_request" not in sys.modules:  # else the start-up hook does both
+    if "windlass_on_request" not in sys.modules:  # otherwise the start-up hook does both
         stacks_on_request(environ.get(codes.HEARTBEAT))
         dump_on_request(environ.get(codes.HEARTBEAT), environ.get(codes.RUN_DIR), place.rank)
     if choice.kind != "cpu":
@@ -107,12 +106,12 @@ def init(
 
 
 def scaled_timeout_s(world_size: int) -> float:
-    """How long ranks wait for each other: torch's ten minutes, more where thousands import torch at once."""
+    """Return how long ranks wait for each other: torch's ten minutes, or more if thousands import torch at once."""
     return max(600.0, 300.0 + 60.0 * math.log2(max(world_size, 1)))
 
 
 def _complete(place: RankPlace, environ: Mapping[str, str]) -> RankPlace:
-    """Address and port for the rendezvous: from MPI where only MPI knows, else by rule."""
+    """Return the place with address and port for the rendezvous: from MPI if only MPI has them, otherwise by rule."""
     if (
         place.world_size > 1
         and place.launcher in _HAS_MPI
@@ -132,7 +131,7 @@ def _complete(place: RankPlace, environ: Mapping[str, str]) -> RankPlace:
 
 
 def _ask_mpi(place: RankPlace) -> RankPlace:
-    """Rank 0's host, a free port and the local rank through mpi4py, where it is installed and fits this launcher."""
+    """Get rank 0's host, a free port and the local rank through mpi4py, if it is installed and fits this launcher."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError):
@@ -163,7 +162,7 @@ def _free_port() -> int:
 
 
 def _port(environ: Mapping[str, str]) -> int:
-    """A port all ranks of a job agree on without talking, from the name the launcher gave the job."""
+    """Return a port that all ranks of a job derive without communication, from the launcher's name of the job."""
     name = next((environ[key] for key in _JOB_NAMES if environ.get(key)), None)
     if name is None:
         return _TORCH_PORT
@@ -182,7 +181,7 @@ def _local_rank(place: RankPlace) -> int:
 
 
 def _meet(torch: Any, run: Run, choice: Choice, environ: MutableMapping[str, str]) -> None:
-    """The process group of all ranks. One that exists already is checked and kept."""
+    """Create the process group of all ranks. An existing group is checked and kept."""
     dist = torch.distributed
     if not dist.is_available():
         if run.world_size > 1:
@@ -197,14 +196,14 @@ def _meet(torch: Any, run: Run, choice: Choice, environ: MutableMapping[str, str
             )
         return
     if choice.backend == "ccl":
-        import_keeping_affinity("oneccl_bindings_for_pytorch")  # registers the backend by being imported
+        import_keeping_affinity("oneccl_bindings_for_pytorch")  # the import registers the backend
     if run.launcher != "alone":
         _export(run, environ)
     options: dict[str, Any] = {"backend": choice.backend, "timeout": timedelta(seconds=run.timeout_s)}
     if choice.kind == "cuda" and choice.backend == "nccl":
         options["device_id"] = run.device
     if run.world_size == 1 and "TORCHELASTIC_RUN_ID" not in environ:
-        options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # no port, no host name, nothing to clash
+        options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # no port, no host name, so no conflict
     if choice.backend == "gloo":
         _bind_defaults_early()
     try:
@@ -220,15 +219,17 @@ def _meet(torch: Any, run: Run, choice: Choice, environ: MutableMapping[str, str
 
 
 def _bind_defaults_early() -> None:
-    """`torch.distributed.nn.functional` (which checkpointing imports) makes the job's group a default argument when it
-    is imported: then it is never freed, and its threads run into the end of the interpreter. Nine small modules, and
-    before the group exists the default is none."""
+    """Import `torch.distributed.nn.functional` (which checkpointing imports) before the process group exists.
+
+    Its import makes the job's group a default argument. That group is never freed, and its threads still run when the
+    interpreter ends. The import loads nine small modules. Before the group exists, the default is none.
+    """
     with contextlib.suppress(ImportError):
         import torch.distributed.nn.functional  # noqa: F401
 
 
 def _export(run: Run, environ: MutableMapping[str, str]) -> None:
-    """The torch variables, for DDP wrappers and libraries that read them; what is set stays."""
+    """Export the torch variables, for DDP wrappers and libraries that read them. Existing values stay."""
     words = {
         "RANK": run.rank,
         "WORLD_SIZE": run.world_size,

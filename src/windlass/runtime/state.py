@@ -1,9 +1,10 @@
-"""Model, optimizer and per-rank values as one flat dictionary, and back.
+"""Convert model, optimizer and per-rank values to one flat dictionary and back.
 
-Flat names (`model/…`, `buffer/…`, `optim/…`, `rank/…`) let two dictionaries be compared before a byte is loaded, so
-that a folder of another model is refused by name and shape instead of failing half way.
+With flat names (`model/…`, `buffer/…`, `optim/…`, `rank/…`), two dictionaries can be compared before any byte is
+loaded. A folder of another model is therefore refused by name and shape, and loading does not fail half way.
 
-Random number generators of one rank: Python, NumPy (where the script uses it), torch, and this rank's device.
+The module also saves the random number generators of one rank: Python, NumPy (if the script uses it), torch, and this
+rank's device.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _ROUND = 1 << 14
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """What a snapshot holds: the user's own objects."""
+    """The content of a snapshot: the user's objects."""
 
     model: Any
     optimizers: tuple[Any, ...] = ()
@@ -36,12 +37,15 @@ class Parts:
 
     @property
     def optimizer_is_empty(self) -> bool:
-        """True while no optimizer has state: before its first step, or for ever (SGD without momentum)."""
+        """True while no optimizer has state: before its first step, or always (SGD without momentum)."""
         return not any(optimizer.state for optimizer in self.optimizers)
 
 
 def tensors_of(parts: Parts, *, with_optimizer: bool) -> dict[str, Any]:
-    """Model and optimizer as flat names to (sharded) tensors and plain values; the tensors are the live ones."""
+    """Map flat names to the (sharded) tensors and plain values of model and optimizer.
+
+    The tensors are the live ones.
+    """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 
     buffers = {_plain(name) for name, _ in parts.model.named_buffers()}
@@ -56,14 +60,15 @@ def tensors_of(parts: Parts, *, with_optimizer: bool) -> dict[str, Any]:
 
 
 def rank_key(rank: int) -> str:
-    """Name under which one rank's own values are kept."""
+    """Return the name under which one rank's own values are stored."""
     return f"rank/{rank:06d}"
 
 
 def pack(values: Mapping[str, Any]) -> Any:
-    """Any values as a tensor of bytes: so they travel inside the rank's shard, without a file of their own.
+    """Pack any values into a tensor of bytes, so that the rank's shard contains them without a separate file.
 
-    Padded to a round size: its length wanders by a few bytes from save to save, and a plan holds for one shape.
+    The tensor is padded to a round size. Its length varies by a few bytes from save to save, and a plan is valid for
+    one shape.
     """
     import torch
 
@@ -72,7 +77,7 @@ def pack(values: Mapping[str, Any]) -> Any:
 
 
 def own_values(parts: Parts, rng: Mapping[str, Any]) -> dict[str, Any]:
-    """What differs from rank to rank, or is too small to shard."""
+    """Return the values that differ from rank to rank, or that are too small to shard."""
     groups = [
         [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         for optimizer in parts.optimizers
@@ -86,7 +91,7 @@ def own_values(parts: Parts, rng: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def restore_values(parts: Parts, values: Mapping[str, Any]) -> None:
-    """Put loader, schedulers and the like back. Generators are restored by the caller, at the last moment."""
+    """Restore loader, schedulers and the like. The caller restores the generators, at the last moment."""
     if parts.loader is not None and values["loader"] is not None:
         parts.loader.load_state_dict(values["loader"])
     for name, thing in (parts.also or {}).items():
@@ -106,7 +111,7 @@ def restore_values(parts: Parts, values: Mapping[str, Any]) -> None:
 
 
 def load_tensors(parts: Parts, target: dict[str, Any], stored: Mapping[str, Any]) -> None:
-    """Give the loaded `target` (made by `tensors_of`) back to model and optimizers.
+    """Write the loaded `target` (made by `tensors_of`) back to model and optimizers.
 
     A parameter without optimizer state in the snapshot has none afterwards either, as in a run that never stopped.
     """
@@ -126,18 +131,18 @@ def load_tensors(parts: Parts, target: dict[str, Any], stored: Mapping[str, Any]
 
 
 def stateless_parameters(target: Mapping[str, Any], stored: Iterable[str]) -> set[str]:
-    """Parameters for which the snapshot has no optimizer state at all although the optimizer here made some."""
+    """Return the parameters without optimizer state in the snapshot for which the optimizer here created state."""
     have = {_parameter(name) for name in stored if name.startswith("optim/state.")}
     return {_parameter(name) for name in target if name.startswith("optim/state.")} - have
 
 
 def loadable(target: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of `target` that the snapshot holds."""
+    """Return the part of `target` that the snapshot contains."""
     return {name: value for name, value in target.items() if name in stored}
 
 
 def compare(target: Mapping[str, Any], stored: Mapping[str, Any], where: Path) -> None:
-    """Raise `UsageError` where the snapshot is of another model or optimizer; `stored` is torch's metadata."""
+    """Raise `UsageError` if the snapshot is of another model or optimizer. `stored` is torch's metadata."""
     unused = stateless_parameters(target, stored)
     only_here = [n for n in target if n not in stored and _counts(n) and _parameter(n) not in unused]
     only_there = [n for n in stored if n not in target and _counts(n)]
@@ -159,19 +164,22 @@ def compare(target: Mapping[str, Any], stored: Mapping[str, Any], where: Path) -
 
 
 def as_optimizers(optimizer: Any) -> tuple[Any, ...]:
-    """None, one optimizer or several, as a tuple."""
+    """Return no optimizer, one optimizer or several as a tuple."""
     if optimizer is None:
         return ()
     return tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
 
 
 def _counts(name: str) -> bool:
-    """Hyperparameters come and go with torch versions and schedulers; tensors must match."""
+    """Return whether a name must match.
+
+    Hyperparameters differ between torch versions and schedulers, tensors must match.
+    """
     return name.startswith(("model/", "buffer/", "optim/state."))
 
 
 def _parameter(name: str) -> str:
-    """`optim/state.layers.0.weight.exp_avg` is about `layers.0.weight`."""
+    """Return the parameter of a name: `layers.0.weight` for `optim/state.layers.0.weight.exp_avg`."""
     return name.removeprefix("optim/state.").rpartition(".")[0]
 
 
@@ -182,7 +190,7 @@ def _plain(name: str) -> str:
 
 
 def _shape(value: Any) -> str | None:
-    """Shape of a tensor or of torch's metadata of one, for people; None for plain values."""
+    """Return the shape of a tensor or of torch's metadata of one, for people. None for plain values."""
     size = getattr(value, "size", None)
     if size is None:
         return None
@@ -194,7 +202,7 @@ _DEVICES = ("cuda", "xpu")
 
 
 def capture_rng() -> dict[str, Any]:
-    """The state of every generator, as plain values and tensors."""
+    """Return the state of every generator, as plain values and tensors."""
     import torch
 
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
@@ -209,7 +217,7 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(state: dict[str, Any]) -> None:
-    """Put every generator that was saved and is here back."""
+    """Restore every generator that was saved and that exists here."""
     import torch
 
     random.setstate(state["python"])
@@ -225,7 +233,10 @@ def restore_rng(state: dict[str, Any]) -> None:
 
 
 def seed_newcomer(state: dict[str, Any], rank: int) -> None:
-    """Seed a rank that did not exist when the snapshot was made: from rank 0's state, the same at every resume."""
+    """Seed a rank that did not exist when the snapshot was made, from rank 0's state.
+
+    The seed is the same at every resume.
+    """
     import torch
 
     digest = hashlib.sha256(state["torch"].numpy().tobytes() + rank.to_bytes(8, "big")).digest()

@@ -1,4 +1,4 @@
-"""`windlass.step()`: the explicit way to say that a training step has ended, for loops that torch's hook cannot see."""
+"""`windlass.step()`: report the end of a training step, for loops that torch's hook does not detect."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _own: recorder.Recorder | None = None
 
 
 def step(data_wait_s: float | None = None) -> None:
-    """A step has ended here; `data_wait_s` is the part of it that the rank waited for data, where the loop knows.
+    """Report that a step has ended. `data_wait_s` is the time in it that the rank waited for data, if known.
 
-    From the first call on these steps count, and no longer those of optimizers. Cheap, and fine without a launcher:
-    nothing is recorded where nobody watches."""
+    From the first call on, these steps count, and those of optimizers no longer count. A call is cheap and needs no
+    launcher. Nothing is recorded if no process watches the run.
+    """
     current = _recorder()
     if data_wait_s is not None:
         current.waited(data_wait_s)
@@ -24,7 +25,7 @@ def step(data_wait_s: float | None = None) -> None:
 
 
 def _recorder() -> recorder.Recorder:
-    """The recorder of the start-up hook, else one of our own (`python -I`, a container without the hook)."""
+    """Return the recorder of the start-up hook, or a new one (`python -I`, a container without the hook)."""
     global _own  # noqa: PLW0603  one per process
     if _own is None:
         hook: ModuleType | None = sys.modules.get("windlass_recorder")

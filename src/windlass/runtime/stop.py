@@ -1,6 +1,6 @@
-"""The wish to stop: a signal or the end of the allocation sets a flag, and nothing else happens here.
+"""The request to stop: a signal or the end of the allocation sets a flag.
 
-Acting on it belongs to the end of a step, where all ranks can agree.
+The ranks act on it at the end of a step, where all ranks can agree.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from windlass.errors import UsageError
 from windlass.runtime import codes
 
-# The number travels between ranks; the largest wins.
+# The ranks exchange the number. The largest wins.
 WALLTIME = "the allocation ends"
 REASONS = ("", "SIGTERM", "SIGUSR2", WALLTIME)
 _SIGNALS = {"SIGTERM": 1, "SIGUSR2": 2}
@@ -33,10 +33,10 @@ class StopFlag:
         self._pid = os.getpid()
         self._former: dict[int, Any] = {}
         self.reason = 0
-        """Index into `REASONS`; 0 while nobody asked."""
+        """Index into `REASONS`. 0: no request."""
 
     def listen(self) -> None:
-        """Catch the signals. In a thread other than the main one Python allows no handlers: the deadline is left."""
+        """Catch the signals. Outside of the main thread Python allows no handlers, and only the deadline remains."""
         for name, reason in _SIGNALS.items():
             number = getattr(signal, name, None)
             if number is None:
@@ -47,13 +47,13 @@ class StopFlag:
                 return
 
     def restore(self) -> None:
-        """Put the former handlers back."""
+        """Restore the former handlers."""
         while self._former:
             number, handler = self._former.popitem()
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def ignore_late(self) -> None:
-        """For a process that has saved and leaves: whoever asks it once more must not kill it on its way out."""
+        """Ignore further signals in a process that has saved and leaves: a second request must not kill it."""
         for name in _SIGNALS:
             number = getattr(signal, name, None)
             try:
@@ -63,7 +63,10 @@ class StopFlag:
                 return
 
     def check_deadline(self, save_s: float, step_s: float) -> None:
-        """Set the flag where a save started after the next step could come too late. `save_s`: how long one takes."""
+        """Set the flag if a save that starts after the next step could end too late.
+
+        `save_s` is the duration of a save.
+        """
         if self._deadline is None or self.reason:
             return
         whole = max(self._deadline - self._started, 0.0)
@@ -74,7 +77,7 @@ class StopFlag:
     def _note(self, reason: int, former: Any) -> Any:
         def handler(number: int, frame: FrameType | None) -> None:
             if os.getpid() != self._pid:
-                # A forked worker inherits the handler, and whoever terminates it means it.
+                # A forked worker inherits the handler. A signal to the worker must terminate it.
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
                 return
@@ -86,7 +89,7 @@ class StopFlag:
 
 
 def find_deadline(environ: Mapping[str, str]) -> float | None:
-    """When the allocation ends (seconds since 1970), as the launcher or Slurm says; None where nobody does."""
+    """Return when the allocation ends (seconds since 1970), from the launcher or Slurm. None if neither sets it."""
     for name in (codes.DEADLINE, "SLURM_JOB_END_TIME"):
         text = environ.get(name, "")
         if not text:

@@ -1,13 +1,13 @@
-"""A folder of snapshots on disk: names, manifest, commit, check, prune. Standard library only, one process acts.
+"""A folder of snapshots on disk: names, manifest, commit, check, prune. Standard library only, for one process.
 
     ckpt/
-      step-000000120/        committed: every file named in MANIFEST.json, with its size and SHA-256
-      .saving-000000140-ab12/  being written; nobody reads it, the next holder of the folder removes it
-      bad-000000160-cd34/    failed its check and was set aside; the newest one is kept as evidence
-      holder.json            who writes here now (see `lease`)
+      step-000000120/        committed: MANIFEST.json lists every file with its size and SHA-256
+      .saving-000000140-ab12/  being written. Not read. The next holder of the folder removes it
+      bad-000000160-cd34/    failed its check and was set aside. The newest one is kept as evidence
+      holder.json            the current writer (see `lease`)
 
-A snapshot appears by one rename of a complete folder, so a reader sees a whole one or none. Only names of these forms
-are ever touched; other files in the folder are the user's.
+A snapshot appears by one rename of a complete folder, so a reader sees a whole one or none. windlass changes only files
+with names of these forms. Other files in the folder belong to the user.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SPARSE_BYTES = 1 << 30
 
 
 class CorruptError(WindlassError):
-    """A committed snapshot is not what its manifest says."""
+    """A committed snapshot differs from its manifest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +56,7 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What a snapshot is and what it is made of. Written last."""
+    """The description and the files of a snapshot. Written last."""
 
     step: int
     world_size: int
@@ -74,17 +74,17 @@ class Found:
 
 
 def new_token() -> str:
-    """A name part that no other process picks."""
+    """Return part of a name that no other process chooses."""
     return secrets.token_hex(4)
 
 
 def saving_path(folder: Path, step: int, token: str) -> Path:
-    """Where the snapshot of `step` is written before it is committed."""
+    """Return the path at which the snapshot of `step` is written before it is committed."""
     return folder / f".saving-{step:09d}-{token}"
 
 
 def list_snapshots(folder: Path) -> tuple[Found, ...]:
-    """Committed snapshots, newest step first. A folder that does not exist has none."""
+    """Return the committed snapshots, newest step first. A folder that does not exist has none."""
     try:
         names = [path.name for path in folder.iterdir()]
     except FileNotFoundError:
@@ -96,7 +96,7 @@ def list_snapshots(folder: Path) -> tuple[Found, ...]:
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """The manifest as JSON that carries its own digest: a flipped bit in it must not pass either."""
+    """Return the manifest as JSON with its own digest, so that a flipped bit in it is detected too."""
     body = {
         "format": FORMAT,
         "step": manifest.step,
@@ -109,7 +109,7 @@ def manifest_text(manifest: Manifest) -> str:
 
 
 def parse_manifest(text: str, where: str) -> Manifest:
-    """The manifest in `text`. `CorruptError` where it is damaged, `VersionError` where it is too new."""
+    """Parse the manifest. Raises `CorruptError` if it is damaged, `VersionError` if it is too new."""
     try:
         body = json.loads(text)
         newer = int(body["format"]) > FORMAT
@@ -136,7 +136,7 @@ def parse_manifest(text: str, where: str) -> Manifest:
 
 
 def _entry(name: Any, size_bytes: Any, sha256: Any) -> FileEntry:
-    """One file of a manifest. A name with a path in it would lead out of the snapshot."""
+    """Return one file of a manifest. A name that contains a path would lead out of the snapshot."""
     if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name) or name in (".", "..", MANIFEST):
         raise ValueError(f"{str(name)[:80]!r} is not a plain file name")
     return FileEntry(name=name, size_bytes=_natural(size_bytes), sha256=str(sha256))
@@ -149,7 +149,7 @@ def _natural(value: Any) -> int:
 
 
 def read_manifest(snapshot: Path) -> Manifest:
-    """The manifest of a committed snapshot."""
+    """Return the manifest of a committed snapshot."""
     try:
         text = read_text(snapshot / MANIFEST, _MAX_MANIFEST)
     except (FileNotFoundError, UnreadableError) as error:
@@ -160,7 +160,10 @@ def read_manifest(snapshot: Path) -> Manifest:
 
 
 def check_file(path: Path, entry: FileEntry, digest: Callable[[Path], str] | None = None) -> str | None:
-    """What is wrong with one file, or None. Reads all of it, with `digest`, which returns its SHA-256 in hex."""
+    """Return the problem of one file, or None.
+
+    Reads the whole file with `digest`, which returns its SHA-256 in hex.
+    """
     try:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode):  # a link leads out of the snapshot, a pipe never ends
@@ -182,7 +185,7 @@ def check_file(path: Path, entry: FileEntry, digest: Callable[[Path], str] | Non
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
+    """Return the SHA-256 of a file, in hex."""
     digest = hashlib.sha256()
     with open_plain(path) as file:
         while block := file.read(_CHUNK):
@@ -191,7 +194,10 @@ def file_digest(path: Path) -> str:
 
 
 def check_snapshot(snapshot: Path) -> Manifest:
-    """The manifest of a snapshot whose every file was read and found right; else `CorruptError`. For one process."""
+    """Read every file of a snapshot and return its manifest.
+
+    Raises `CorruptError` for a wrong file. For one process.
+    """
     manifest = read_manifest(snapshot)
     problems = [p for entry in manifest.files if (p := check_file(snapshot / entry.name, entry))]
     if problems:
@@ -200,13 +206,14 @@ def check_snapshot(snapshot: Path) -> Manifest:
 
 
 def commit(folder: Path, saving: Path, manifest: Manifest) -> Path:
-    """Make the snapshot written in `saving` visible under its final name. On raise nothing became visible."""
+    """Make the snapshot in `saving` visible under its final name. If it raises, nothing became visible."""
     target = folder / f"step-{manifest.step:09d}"
     write_durably(saving / MANIFEST, manifest_text(manifest))
     _sync_folder(saving)
     going = folder / f".going-{manifest.step:09d}-{new_token()}"
     if target.exists():
-        # Only a snapshot of the same step can be there: a run that fell back came by again. It moves away whole.
+        # Only a snapshot of the same step can exist here: a run that had fallen back reached the step again. The
+        # existing snapshot is renamed as a whole.
         target.rename(going)
     saving.rename(target)
     _sync_folder(folder)
@@ -215,7 +222,7 @@ def commit(folder: Path, saving: Path, manifest: Manifest) -> Path:
 
 
 def set_aside(found: Found) -> Path | None:
-    """Rename a snapshot that will not be used, so that no later start considers it; None where that fails."""
+    """Rename a snapshot that will not be used, so that no later start considers it. Returns None if that fails."""
     aside = found.path.with_name(f"bad-{found.step:09d}-{new_token()}")
     try:
         found.path.rename(aside)
@@ -227,7 +234,7 @@ def set_aside(found: Found) -> Path | None:
 def prune(folder: Path, keep: int) -> None:
     """Remove committed snapshots beyond the `keep` newest, and all but the newest bad one."""
     for found in list_snapshots(folder)[keep:]:
-        # Renamed first: a reader never meets a committed name whose files are half gone.
+        # Renamed first, so that a reader never finds a committed name with missing files.
         going = folder / f".going-{found.step:09d}-{new_token()}"
         found.path.rename(going)
         shutil.rmtree(going, ignore_errors=True)
@@ -237,14 +244,14 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a killed run left half written or half removed. The caller holds the folder."""
+    """Remove files that a killed run left partly written or partly removed. The caller holds the folder."""
     for path in folder.iterdir():
         if _SAVING.match(path.name) or _GOING.match(path.name):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Write a small file and push it to the disk."""
+    """Write a small file and sync it to the disk."""
     with open(path, "w", encoding="utf-8", opener=open_closed) as file:
         file.write(text)
         file.flush()
@@ -252,18 +259,20 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def open_closed(path: str | Path, flags: int) -> int:
-    """Opens for `open`: through no link, and never writable by a group, whatever the umask. What others can write is
-    read back with suspicion (see `reader`)."""
+    """An opener for `open` that follows no link and never makes a file writable by a group, whatever the umask.
+
+    Files that others can write are not trusted when they are read (see `reader`).
+    """
     return os.open(path, flags | os.O_NOFOLLOW, 0o644)
 
 
 def io_threads() -> int:
-    """How many threads of a rank write, check or read files: one per processor that it may use, within a limit."""
+    """Return how many threads of a rank write, check or read files: one per available processor, up to a limit."""
     return min(_MAX_THREADS, len(os.sched_getaffinity(0)))
 
 
 def disk_error(error: OSError, path: Path | str, verb: str) -> MachineError:
-    """An operating system error as ours: what, where, and what to do."""
+    """Convert an operating system error to a windlass error: what failed, where, and what to do."""
     hints = {
         "EACCES": "choose a folder you may write to, or ask its owner",
         "EPERM": "choose a folder you may write to, or ask its owner",
@@ -281,7 +290,7 @@ def disk_error(error: OSError, path: Path | str, verb: str) -> MachineError:
 
 
 def entries(files: Iterable[FileEntry]) -> tuple[FileEntry, ...]:
-    """Files in a stable order, so that two manifests of the same content are the same text."""
+    """Return files in a stable order, so that two manifests of the same content are the same text."""
     return tuple(sorted(files, key=lambda f: f.name))
 
 

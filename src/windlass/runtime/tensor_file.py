@@ -1,6 +1,6 @@
-"""One tensor as the bytes that `torch.save` writes, without copying its data.
+"""Write one tensor as the bytes that `torch.save` writes, without copying its data.
 
-`torch.distributed.checkpoint` keeps each tensor as a zip archive of its own. `torch.save` computes a checksum over it
+`torch.distributed.checkpoint` stores each tensor as a separate zip archive. `torch.save` computes a checksum over it
 and copies it several times. Here the archive is a head, the tensor's own memory, and a tail.
 """
 
@@ -23,7 +23,7 @@ HEAD_BYTES = 4096
 
 
 class Framed(NamedTuple):
-    """Write `head`, `data`, `tail` in this order."""
+    """The three parts of an archive. Write `head`, `data`, `tail` in this order."""
 
     head: bytes
     data: memoryview
@@ -31,7 +31,7 @@ class Framed(NamedTuple):
 
 
 class _Records:
-    """Takes the place of torch's zip writer and keeps what it is told to write."""
+    """Replaces torch's zip writer and keeps the records that torch writes."""
 
     def __init__(self) -> None:
         self.small: list[tuple[str, bytes]] = []
@@ -45,7 +45,7 @@ class _Records:
 
 
 def frame(tensor: Any) -> Framed | None:
-    """The archive of a contiguous tensor on the CPU; None where this torch pickles tensors in another way."""
+    """Return the archive of a contiguous tensor on the CPU. None if this torch pickles tensors in another way."""
     import torch
 
     records = _Records()
@@ -71,7 +71,10 @@ def frame(tensor: Any) -> Framed | None:
 
 
 def data_offset(head: bytes, size: int) -> int | None:
-    """Where the data of `size` bytes begins in an archive that starts with `head`; None if it is not one of ours."""
+    """Return the offset of the data of `size` bytes in an archive that starts with `head`.
+
+    None if windlass did not write the archive.
+    """
     place = 0
     while place + _LOCAL.size <= len(head):
         magic, *_, length, _, name_size, extra_size = _LOCAL.unpack_from(head, place)
@@ -98,12 +101,12 @@ class _Archive:
         self._bytes += content
 
     def data_head(self, name: str, size: int) -> bytes:
-        """All bytes before the data of the last entry."""
+        """Return all bytes before the data of the last entry."""
         self._enter(name, size, align=True)
         return self._bytes
 
     def tail(self, end: int) -> bytes:
-        """All bytes behind the data. `end`: the offset at which they begin."""
+        """Return all bytes after the data. `end` is the offset at which they begin."""
         central = b"".join(self._central)
         count = len(self._central)
         if end < _MAX32:

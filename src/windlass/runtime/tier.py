@@ -1,7 +1,7 @@
-"""The fast tier: each node keeps its own shards on a local disk first, then they drain to the shared folder.
+"""The fast tier: each node first writes its shards to a local disk, then copies (drains) them to the shared folder.
 
-A process that dies between the two loses nothing: the next start finds the local parts on the nodes, finishes the
-drain, and resumes from there. A node that dies takes its part along; then the last drained snapshot counts.
+If a process dies between the two, no data is lost. The next start finds the local parts on the nodes, finishes the
+drain, and resumes from there. If a node dies, its part is lost, and the last drained snapshot is used.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class FastTier:
         """True on the one rank of this node that renames and removes for the others."""
 
     def snapshot_path(self, step: int) -> Path:
-        """Where this node's part of a snapshot stands."""
+        """Return the path of this node's part of a snapshot."""
         return self.path / f"step-{step:09d}"
 
     def keep_local(self, saving: Path, manifest: Manifest, peers: Peers) -> None:
-        """Commit this node's part. All ranks have written theirs; on return it survives the death of the processes."""
+        """Commit this node's part after all ranks have written theirs. It then survives the death of the processes."""
         problem: WindlassError | None = None
         if self.leads:
             try:
@@ -64,9 +64,9 @@ class FastTier:
                 raise failed
 
     def finish_drain(self, folder: Path, newest_shared: int, peers: Peers) -> int | None:
-        """Bring the newest complete local snapshot to the shared folder if it is newer; its step, or None.
+        """Copy the newest complete local snapshot to the shared folder if it is newer. Returns its step, or None.
 
-        All ranks call it. Parts that are damaged, or of which some node is missing, are left out.
+        All ranks call it. Damaged parts, and snapshots of which a node is missing, are left out.
         """
         mine = self._local_parts(newest_shared) if self.leads else {}
         reports = peers.gather({step: (digest, names) for step, (digest, names, _) in mine.items()})
@@ -97,11 +97,11 @@ class FastTier:
         return step if done else None
 
     def _local_parts(self, newer_than: int) -> dict[int, tuple[str, frozenset[str], Manifest]]:
-        """Local snapshots by step: digest of the manifest, the files that are here and right, the manifest."""
+        """Return the local snapshots by step: digest of the manifest, the intact files on this node, the manifest."""
         try:
             store.sweep(self.path)
         except OSError:
-            return {}  # a local disk that cannot be read holds nothing for us
+            return {}  # an unreadable local disk has no snapshots
         parts: dict[int, tuple[str, frozenset[str], Manifest]] = {}
         for found in store.list_snapshots(self.path):
             if found.step <= newer_than:
@@ -124,7 +124,7 @@ def _complete_step(
     mine: dict[int, tuple[str, frozenset[str], Manifest]],
     peers: Peers,
 ) -> int | None:
-    """The newest step whose files are all somewhere; decided by the main rank, which leads its own node."""
+    """Return the newest step whose files all exist on some node. The main rank decides, which leads its own node."""
     chosen: int | None = None
     if peers.is_main:
         for step in sorted(mine, reverse=True):
@@ -139,7 +139,10 @@ def _complete_step(
 
 
 def folder_identity(folder: Path) -> str:
-    """A name for this very folder: one that was removed and made again is another, and old local parts stay out."""
+    """Return a unique name of this folder. A folder that was removed and created again gets a new one.
+
+    Old local parts are then ignored.
+    """
     path = folder / IDENTITY
     try:
         found = read_object(path)["id"]
@@ -153,9 +156,9 @@ def folder_identity(folder: Path) -> str:
 
 
 def copy_checked(source: Path, target: Path, entry: FileEntry) -> None:
-    """Copy a file and push it to the disk; `CorruptError` where what was read is not what was saved.
+    """Copy a file and sync it to the disk. Raises `CorruptError` if the data read differs from the data saved.
 
-    The copy will look as if we had written it, so only what we wrote is copied: `UntrustedError` for anything else.
+    The copy belongs to this user, so only this user's files are copied. Raises `UntrustedError` for other files.
     """
     digest = hashlib.sha256()
     with os.fdopen(open_own(source), "rb") as src, open(target, "xb", opener=store.open_closed) as dst:

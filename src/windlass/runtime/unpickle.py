@@ -1,7 +1,8 @@
-"""Reading what pickle wrote without running it: plain values, tensors, arrays and torch's descriptions of them.
+"""Read pickles without running their code: plain values, tensors, arrays and torch's descriptions of them.
 
-torch keeps its index of a snapshot as a pickle, and state dictionaries of loaders and schedulers may hold anything. A
-file that only we could have written is read as it is; in every other one, whatever is not of this table is refused.
+torch stores its index of a snapshot as a pickle, and state dictionaries of loaders and schedulers may contain any
+object. A file that only this user could have written is read normally. In every other file, names outside of this table
+are refused.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _COPYING = {
     "collections": {"OrderedDict", "deque", "defaultdict", "Counter"},
     "torch": {"Size"},
 }
-"""What copies its arguments. A few bytes of a pickle can ask for a copy of all that came before, again and again."""
+"""Classes that copy their arguments. A few bytes of a pickle can request repeated copies of everything before them."""
 _FREE_BYTES = 1 << 20
 _ARRAY_KINDS = "biufcSU"
 
@@ -50,7 +51,7 @@ class ForeignCodeError(WindlassError):
 
 
 class _CopyBudget:
-    """What the values of one pickle may still copy: about as much as the pickle is long."""
+    """The bytes that the values of one pickle may still copy: about as many as the pickle has."""
 
     def __init__(self, size_bytes: int) -> None:
         self._left = size_bytes + _FREE_BYTES
@@ -77,7 +78,7 @@ class _Copying:
 
 
 class _DType:
-    """The type of an array, as its pickle describes it. numpy's own reading of that trusts every number."""
+    """The type of an array, as its pickle describes it. numpy's own code trusts every number in it."""
 
     def __init__(self, code: object, *_: object) -> None:
         import numpy
@@ -96,7 +97,7 @@ class _DType:
 
 
 class _ArrayName:
-    """Stands for `numpy.ndarray` in a pickle, where it is only ever named."""
+    """Replaces `numpy.ndarray` in a pickle, which only names it."""
 
 
 def _array_class(budget: _CopyBudget) -> Any:
@@ -179,7 +180,10 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load_plain(data: bytes) -> Any:
-    """The value, where it is made of what the table names; else `ForeignCodeError`, and nothing of it was run."""
+    """Return the value if the table allows all its parts.
+
+    Otherwise raise `ForeignCodeError` without running any of it.
+    """
     try:
         return _PlainUnpickler(data).load()
     except (MemoryError, OverflowError) as error:
@@ -187,7 +191,7 @@ def load_plain(data: bytes) -> Any:
 
 
 def foreign(path: object, why: str) -> ForeignCodeError:
-    """What to tell a person about a snapshot that is not read."""
+    """Return the error for a snapshot that is not read, for people."""
     return ForeignCodeError(
         f"{path} could have been written by another user and is not loaded: {why}",
         hint="if you trust it: make a copy of it that only you can write (cp -r, chmod -R go-w), and load that",

@@ -1,9 +1,9 @@
-"""`torch.distributed.checkpoint` writing into a folder, with a SHA-256 of every file made on the way to the disk.
+"""Write snapshots with `torch.distributed.checkpoint`, and compute a SHA-256 of every file while writing it.
 
-Its planner and storage writer are driven step by step instead of through `async_save`: there, a background thread
-talks to other ranks, and a rank that dies meanwhile leaves that thread stuck in C++ where nothing can end it, so a
-mistake in the user's code ends in an abort instead of a traceback. Here the ranks plan and commit on the main thread,
-and the background thread only writes this rank's files, which can be cancelled.
+torch's planner and storage writer are called step by step, not through `async_save`. In `async_save`, a background
+thread communicates with other ranks. If a rank dies meanwhile, that thread blocks in C++ and nothing can end it. A
+mistake in the user's code then ends in an abort instead of a traceback. Here the ranks plan and commit on the main
+thread. The background thread only writes this rank's files, and it can be cancelled.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from windlass.runtime.tensor_file import frame
 
 _PIECE_BYTES = 32 << 20
 _FILE_BYTES = 256 << 20
-"""A rank writes one file per thread, but no more than one for so many bytes."""
+"""A rank writes one file per thread, but at most one file for this many bytes."""
 _VALUE_BYTES = 1 << 10
-"""About the size of a value that is no tensor. There may be thousands, and each takes time."""
+"""Approximate size of a value that is not a tensor. There may be thousands, and each takes time."""
 _UNCHANGING = (bool, int, float, str, bytes, type(None))
 
 
 class _DigestStream(io.RawIOBase):
-    """A file for writing that digests what passes. A failed write is kept and raised by `close_checked`:
+    """A file for writing that computes a digest. `close_checked` raises the error of a failed write.
 
-    raised inside torch's C++ serializer, "no space left" turns into an unreadable message or ends the process.
+    If "no space left" is raised inside torch's C++ serializer, the message is unreadable or the process ends.
     """
 
     def __init__(self, path: Path, cancelled: threading.Event) -> None:
@@ -54,8 +54,10 @@ class _DigestStream(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        """Write in pieces, between which a save can be cancelled. A piece is large: after each one this thread
-        waits for the interpreter's lock, and so does training."""
+        """Write in pieces, between which a save can be cancelled.
+
+        Pieces are large, because after each one this thread waits for the interpreter's lock, and training waits too.
+        """
         view = memoryview(data).cast("B")
         self._size += len(view)
         for start in range(0, len(view), _PIECE_BYTES):
@@ -86,7 +88,7 @@ class _DigestStream(io.RawIOBase):
                 self._error = error
 
     def sync(self) -> None:
-        """Push what was written to the disk."""
+        """Sync the written data to the disk."""
         self.flush()
         if self._error is None:
             try:
@@ -95,7 +97,7 @@ class _DigestStream(io.RawIOBase):
                 self._error = error
 
     def close_checked(self, name: str) -> FileEntry:
-        """Close, raise what went wrong, and say what was written."""
+        """Close the file, raise the stored error, and return the entry of the file."""
         self.flush()
         try:
             self._file.close()
@@ -109,7 +111,7 @@ class _DigestStream(io.RawIOBase):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WritePlan:
-    """Who writes what. Made once by all ranks, good for as long as names and shapes stay the same."""
+    """Which rank writes which items. All ranks make it once. It is valid while names and shapes stay the same."""
 
     local: Any
     mine: Any
@@ -137,7 +139,7 @@ class ShardWriter:
         self.results: list[Any] = []
 
     def plan(self, peers: Peers, former: WritePlan | None) -> WritePlan:
-        """Agree with all ranks on who writes what; `former` is used again where nothing changed on any rank."""
+        """Agree with all ranks on which rank writes which items. `former` is reused if nothing changed on any rank."""
         planner, storage = self._planner, self._storage
         planner.set_up_planner(self._state, storage.storage_meta(), peers.is_main)
         storage.set_up_storage_writer(peers.is_main)
@@ -154,7 +156,7 @@ class ShardWriter:
             try:
                 plans, metadata = planner.create_global_plan(parts)
                 answers = [(plan, None) for plan in storage.prepare_global_plan(plans)]
-            except Exception as error:  # whatever it is, the other ranks wait for an answer
+            except Exception as error:  # for any error, because the other ranks wait for a result
                 failed = MachineError(
                     f"torch cannot plan the snapshot: {type(error).__name__}: {first_line(error)}",
                     hint="can every value of the state be saved by torch.distributed.checkpoint?",
@@ -168,11 +170,14 @@ class ShardWriter:
         return self._plan
 
     def tensors(self) -> list[Any]:
-        """The tensors that this rank writes, as they are now."""
+        """Return the tensors that this rank writes, with their current values."""
         return [self._planner.resolve_data(item) for item in self._items(tensors=True)]
 
     def stage(self, stager: Stager) -> bool:
-        """Copy what this rank writes, so that training may change it. False where the node has no memory for it."""
+        """Copy the data of this rank, so that training may change it.
+
+        Returns False if the node has no memory for it.
+        """
         staged = stager.stage(self.tensors())
         if staged is None:
             return False
@@ -226,7 +231,7 @@ class ShardWriter:
         return results
 
     def _data_of(self, item: Any) -> Any:
-        """The copy of a tensor or a value where there is one, else the thing itself."""
+        """Return the copy of a tensor or a value if one exists, otherwise the original."""
         if self._staged is not None and item.index in self._numbers:
             number = self._numbers[item.index]
             self._staged.wait(number)
@@ -235,11 +240,11 @@ class ShardWriter:
         return self._planner.resolve_data(item) if data is None else data
 
     def cancel(self) -> None:
-        """Make a `write` that is under way end soon, with an error."""
+        """Make a running `write` end soon, with an error."""
         self._cancelled.set()
 
     def finish(self, results: list[list[Any]]) -> FileEntry:
-        """Write torch's own index of all shards; on the main rank, after all have written."""
+        """Write torch's own index of all shards. Called on the main rank, after all ranks have written."""
         assert self._plan is not None
         before = set(self.files)
         self._storage.finish(self._plan.metadata, results)
@@ -247,7 +252,7 @@ class ShardWriter:
 
 
 def shared_out(items: Sequence[Any]) -> list[list[Any]]:
-    """Items for each file: as many files as threads, of about the same size. At least one file."""
+    """Return the items for each file: as many files as threads, of about the same size. At least one file."""
     sizes = [_size_of(item) for item in items]
     count = max(1, min(io_threads(), sum(sizes) // _FILE_BYTES))
     files: list[list[Any]] = [[] for _ in range(count)]
@@ -268,7 +273,7 @@ def _size_of(item: Any) -> int:
 
 
 def _write_item(stream: _DigestStream, data: Any) -> None:
-    """A tensor as `torch.save` writes it, or the bytes of another value."""
+    """Write a tensor in the format of `torch.save`, or the bytes of another value."""
     import torch
 
     if isinstance(data, io.BytesIO):
@@ -286,7 +291,7 @@ def _write_item(stream: _DigestStream, data: Any) -> None:
 
 
 def first_failure(problems: list[WindlassError | None]) -> MachineError | None:
-    """The error of the lowest rank that has one, with its number."""
+    """Return the error of the lowest rank that has one, with its number."""
     for rank, problem in enumerate(problems):
         if problem is not None:
             return MachineError(f"rank {rank}: {problem.message}", hint=problem.hint)
@@ -294,7 +299,7 @@ def first_failure(problems: list[WindlassError | None]) -> MachineError | None:
 
 
 def _make_file_system(files: dict[str, FileEntry], cancelled: threading.Event) -> Any:
-    """torch's view of the file system, filling `files` with what was written."""
+    """Return torch's interface to the file system, which adds every written file to `files`."""
     from torch.distributed.checkpoint.filesystem import FileSystem
 
     class DigestFileSystem(FileSystem):  # type: ignore[misc]
@@ -321,10 +326,10 @@ def _make_file_system(files: dict[str, FileEntry], cancelled: threading.Event) -
 
 
 def _make_planner() -> Any:
-    """torch's planner, which spreads replicated tensors over the ranks, except for buffers.
+    """Return torch's planner, which distributes replicated tensors over the ranks, except for buffers.
 
-    Parameters are equal on all replicas, buffers are not: each rank has its own batch statistics, and the model that
-    counts (the one DDP broadcasts from) is the first rank's.
+    Parameters are equal on all replicas. Buffers are not: each rank has its own batch statistics. The first rank's
+    model counts, because DDP broadcasts from it.
     """
     from torch.distributed.checkpoint import DefaultSavePlanner
 
