@@ -1,8 +1,8 @@
 """Archives for people outside the project (a self-test, a bug report): how they are redacted and written.
 
-Redacted are: secrets by the rules of `model.secrets`; values of secret variables that are known here, in every encoding
-in which programs repeat them; and the values of the user's variables in a plan, except those of the collective
-libraries.
+Secrets are redacted by the rules of `model.secrets`. Values of secret variables that are known here are redacted in
+every encoding in which programs repeat them. The values of the user's variables in a plan are redacted too, except
+those of the collective libraries.
 """
 
 from __future__ import annotations

@@ -121,7 +121,8 @@ def runs_here(request: Request, site: Site, settings: Settings, environ: Mapping
     """Return whether a request is planned for this machine: inside an allocation, or without a scheduler.
 
     Otherwise it is planned for compute nodes. If the command line names a site that has detection rules, the rules must
-    match. A named site without such rules is accepted, unless its files describe a node.
+    match. A named site without such rules is accepted inside a job, or if its files
+    describe no node.
     """
     inside = request.scheduler != "none" and scheduler_of_job(environ) is not None
     if not inside and (request.scheduler or site.file.scheduler.kind) != "none":
@@ -140,7 +141,7 @@ def _is_elsewhere(site: Site, settings: Settings, environ: Mapping[str, str]) ->
 
 
 def _own_paths(request: Request, python: str, site: Site) -> Finding:
-    """The paths of this machine that a plan for another machine contains."""
+    """Return a note with the paths of this machine that a plan for another machine contains."""
     named = (python, request.cwd, request.activate, *request.cache, request.container)
     paths = [path for path in dict.fromkeys(named) if path and path.startswith("/") and is_here(path)]
     text = f"{' and '.join(paths)} are of this machine; the plan is for {site.name}"

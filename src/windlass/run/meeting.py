@@ -49,7 +49,7 @@ class _Socket(NamedTuple):
 
 
 class Meeting:
-    """Checks at intervals until there is a sign that the ranks met. `never` is true if there was none in the run."""
+    """Checks at intervals until there is a sign that the ranks met. `never` is true if no sign was found."""
 
     def __init__(self, plan: Plan, folder: RunFolder, facts: JobFacts) -> None:
         self._seats = folder.part("where")

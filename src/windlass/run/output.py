@@ -148,7 +148,7 @@ def _shown(text: str) -> str:
 
 
 def _detach(stream: TextIO) -> None:
-    """Discard the buffer of a stream that cannot be written. It would fail again when the interpreter exits."""
+    """Redirect a broken stream to /dev/null. Its buffer would fail again when the interpreter exits."""
     with contextlib.suppress(OSError, ValueError):
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, stream.fileno())

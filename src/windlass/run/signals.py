@@ -47,7 +47,7 @@ class Heard:
 
     @property
     def impatient(self) -> bool:
-        """Whether a person has requested the stop again."""
+        """Whether a second stop request has arrived. Signals in `_NOT_A_PERSON` do not count."""
         return sum(sig not in _NOT_A_PERSON for sig in self.stops) > 1
 
 

@@ -74,7 +74,7 @@ _MAX_PIPE_BYTES = 1 << 34
 _MAX_SHAPES, _MAX_SHAPE_BYTES = 50_000, 512
 """The table of shapes is emptied when it is full. Longer lines are not stored in it."""
 _FREE_MATCHES, _BYTES_PER_MATCH = 1 << 23, 32
-"""Patterns may read this many characters at once, and one more for this many bytes of the log."""
+"""Patterns may read this many characters in any log, and one more per this many bytes of the log."""
 _FREE_WORK, _BYTES_PER_WORK = 1 << 25, 3
 """The same for all work.
 

@@ -29,7 +29,7 @@ _HEAD_BYTES, _TAIL_BYTES = 3072, 1024
 
 
 class _Index(NamedTuple):
-    """The signs by the word they need, the signs by the part of a word, and all words."""
+    """The signs by required word, the signs by required part of a word, and every word."""
 
     words: dict[bytes, frozenset[int]]
     parts: dict[bytes, frozenset[int]]
@@ -48,7 +48,7 @@ def _index() -> _Index:
 
 
 def found_words(line: bytes) -> frozenset[bytes]:
-    """Return the words and parts of words in this line for which there are signs."""
+    """Return each word or part of a word in this line for which there are signs."""
     low, index = line.translate(_TO_WORDS), _index()
     found = index.all_words.intersection(low.split())
     return found.union(part for part in index.parts if part in low) if b"error" in low else found

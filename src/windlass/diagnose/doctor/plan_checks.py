@@ -103,7 +103,7 @@ def check_nesting(request: Request, variables: Mapping[str, str], ranks_per_node
 
 
 def check_proxies(variables: Mapping[str, str], offline: bool) -> Finding:
-    """Check whether downloads at run time can work on the nodes."""
+    """Check the proxy variables, and whether downloads at run time can work on the nodes."""
     proxies = sorted({name.lower() for name in _PROXIES if variables.get(name)})
     excluded = variables.get("no_proxy") or variables.get("NO_PROXY") or ""
     if proxies and not excluded:

@@ -31,7 +31,7 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RestartOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user allows, and the available resources."""
+    """Restarts that the user allows, and the available resources."""
 
     restarts: int = 0
     until_done: bool = False

@@ -85,7 +85,7 @@ def straggler(ranks: tuple[RankState, ...], behind: tuple[int, ...] = ()) -> Ran
     - a rank that cannot run at all
     - the only rank that is `behind` in the flight records
     - a rank in no collective while most others are in one
-    - the only rank that is at another place than all others
+    - a rank at another place than most others
 
     None if all ranks are stopped, gone or waiting for a disk: then no rank waits for another.
     """

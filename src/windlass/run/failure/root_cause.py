@@ -39,7 +39,7 @@ script. `transient`: an error that another start may not have.
 """
 
 JobDisposition = Literal["", "runs", "cancelled", "preempted", "requeued", "over"]
-"""What the scheduler does with the job. `over`: its time is up. Empty: no job, no query or no answer."""
+"""State of the job in the scheduler. `over`: its time is up. Empty: no job, no query or no answer."""
 
 RESUME_ME = 85  # defined in windlass.runtime.codes (a test compares the two)
 SCRIPT_BROKEN = 70  # plan.render.rank_script.EXIT_BROKEN: the rank script could not start the command

@@ -117,7 +117,7 @@ def detach(plan: Plan, folder: RunFolder, agents: Agents, facts: JobFacts, what:
 
 
 def detached_caches(folders: Iterable[RunFolder]) -> list[DetachedCache]:
-    """Return the folders whose agents were started with a command and not stopped."""
+    """Return the caches in these folders whose agents were started with a command and not stopped."""
     found = []
     for folder in folders:
         with contextlib.suppress(OSError, msgspec.DecodeError, WindlassError):

@@ -201,7 +201,7 @@ def _ended_alone(folder: RunFolder) -> tuple[State, str] | None:
 
 
 def _may_be_queued(folder: RunFolder, owner: Owner | None, job_id: str) -> bool:
-    """Return whether the job may be queued again.
+    """Return whether the job may be in the queue.
 
     A job that windlass has left is over unless the scheduler requeued it.
     """
@@ -218,7 +218,7 @@ def _ended(folder: RunFolder, plan: Plan, record: RunRecord) -> tuple[State, str
     stopped = record.outcome == "stopped"
     if verdict is not None:
         cause = verdict.cause
-    else:  # written by a version that stored no owner for unsupervised runs
+    else:  # written by a version that stored no verdict for unsupervised runs
         cause = find_cause(observe(rank_logs(plan, folder.path), record.exit_code, record.failure, stopped=stopped))
     state: State = "resumable" if record.exit_code == RESUME_ME else "stopped" if stopped else "failed"
     return state, cause.line()
