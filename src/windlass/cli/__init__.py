@@ -1,1 +1,4 @@
-"""The command line. One short file per command; each returns a `Result`, and `main` renders it as text or JSON."""
+"""The command line: one short file per command.
+
+Each command returns a `Result`, and `main` prints it as text or JSON.
+"""

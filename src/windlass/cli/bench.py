@@ -27,14 +27,14 @@ SUBS = {
     "compare": "two records, case by case, against the noise",
     "reference": "published figures, and a verdict about a record",
 }
-# Those that start no ranks in this allocation have no options in common.
+# These sub-commands start no ranks in this allocation and share no options.
 _ALONE = ("start", "report", "compare", "reference")
-# Those with a module of their own; the others are cases that start ranks, and all alike.
+# These sub-commands have a separate module. All others are cases that start ranks in the same way.
 _MODULES = ("scale", *_ALONE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of all cases that start ranks; each case has its own besides, see `parse`."""
+    """Add the options of all cases that start ranks. Each case has additional options, see `parse`."""
     add_run_options(parser)
     parser.usage = f"{parser.prog} WHAT [options]"
     width = max(len(name) for name in SUBS)
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
-    """The sub-command's own command line."""
+    """Parse the sub-command's command line."""
     if not argv or argv[0] in {"-h", "--help", "--help-all"}:
         if argv:
             parser.parse_args(argv)
@@ -54,7 +54,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
         raise unknown_name("benchmark", argv[0], SUBS)
     module, sub = _sub(parser, argv[0])
     others = set(parser._option_string_actions) - {"--json"} if argv[0] in _ALONE else set()
-    others |= set(sub._option_string_actions)  # `scale --nodes 1,2,4` is an option of its own
+    others |= set(sub._option_string_actions)  # `scale --nodes 1,2,4` is a separate option
     given, words = take_shared(parser, join_values(argv[1:]), without=others)
     args = module.parse(sub, words, given) if hasattr(module, "parse") else sub.parse_args(words, given)
     args.sub, args.words = module, tuple(argv)

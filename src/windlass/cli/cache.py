@@ -31,7 +31,7 @@ SUBS = ("start", "status", "stop", "trace")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of all actions; `parse` gives each its own."""
+    """Add the options of all actions. `parse` adds those of each action."""
     parser.add_argument("--json", action="store_true")
     parser.usage = "windlass cache start|status|stop|trace …   (see below)"
 

@@ -35,7 +35,7 @@ def main(args: argparse.Namespace) -> Result:
 
 
 def candidates(words: list[str]) -> list[str]:
-    """What may stand in the place of the last word, after those before it. Empty: the shell offers files."""
+    """Candidates for the last argument, given those before it. Empty: the shell offers files."""
     *before, last = words or [""]
     if not before:
         return _beginning(last, command_names())
@@ -60,7 +60,7 @@ def candidates(words: list[str]) -> list[str]:
 
 
 def _deepest(parser: argparse.ArgumentParser, words: list[str]) -> argparse.ArgumentParser:
-    """The parser of the subcommand that the words name, or the command's own."""
+    """The parser of the sub-command in these arguments, or the command's own parser."""
     for word in words:
         choices = next((a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)), None)
         if choices and word in choices:

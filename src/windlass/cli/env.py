@@ -79,7 +79,7 @@ def _site(name: str | None) -> tuple[Site, bool]:
 
 
 def _own_account(site: str) -> str:
-    """What `windlass init` has kept, for this site or for all."""
+    """The account that `windlass init` saved, for this site or for all sites."""
     settings = read_settings(current_environ())
     of_site = settings.job_at.get(site)
     return (of_site.account if of_site else None) or settings.job.account or ""
@@ -96,7 +96,7 @@ def _planned(args: argparse.Namespace, path: str, account: str = "") -> EnvPlan:
         python=os.path.abspath(args.python) if "/" in args.python else args.python,  # noqa: PTH100  links stay
         image=args.image,
     )
-    # Login nodes have no devices: there the catalog says what the nodes have.
+    # Login nodes have no devices, so the catalog provides the devices of the nodes there.
     own = here and site.file.scheduler.kind == "none"
     return plan_env(request, site, machine_facts(probe_host()) if own else MachineFacts())
 

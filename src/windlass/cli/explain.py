@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
-    """The name may stand before or after the options, and may look like one itself (`--cpu-bind`)."""
+    """Parse the options. The name may come before or after them, and may look like an option (`--cpu-bind`)."""
     options, words = join_values(argv), list[str]()
     while len(words) < 2 and (at := _find(parser, options)) is not None:
         words.append(options.pop(at))
@@ -58,7 +58,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
 
 
 def _find(parser: argparse.ArgumentParser, argv: list[str]) -> int | None:
-    """Where the name is: the first word that is neither an option of ours nor the value of one."""
+    """Position of the name: the first argument that is neither an option of windlass nor its value."""
     at = 0
     while at < len(argv):
         action = option_action(parser, argv[at])
@@ -68,7 +68,7 @@ def _find(parser: argparse.ArgumentParser, argv: list[str]) -> int | None:
         if action.nargs == 0 or "=" in argv[at - 1]:
             continue
         if at == len(argv) or option_action(parser, argv[at]):
-            return at - 1  # an option of ours that has no value here
+            return at - 1  # an option of windlass without a value here
         at += 1
     return None
 
@@ -87,7 +87,7 @@ def main(args: argparse.Namespace) -> Result:
     plain = msgspec.structs.replace(request, env=(), unset=(), launcher_args=(), directives=(), container_args=())
     default = None
     if plain != request:
-        with contextlib.suppress(WindlassError):  # what cannot be planned has been replaced by nothing
+        with contextlib.suppress(WindlassError):  # without a valid default plan, nothing was replaced
             default, _ = make_plan(plain, planned.context)
     others = () if args.site is not None else (load_site(name, folders=config) for name in site_names(config))
     findings = find_name(args.name_to_explain, planned.plan, planned.context.site, default=default, others=others)
@@ -95,7 +95,7 @@ def main(args: argparse.Namespace) -> Result:
 
 
 def _saved_plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan | None:
-    """The plan of RUN; of NAME where that is a run. None: the options make the plan."""
+    """The plan of RUN, or of NAME if that is a run. None: the options make the plan."""
     text = args.run or args.name_to_explain
     if Path(text).is_file():
         return read_plan(text)

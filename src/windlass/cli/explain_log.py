@@ -30,7 +30,7 @@ def main(args: argparse.Namespace) -> Result:
 
 
 def report_lines(report: LogReport, *, everything: bool = False) -> list[str]:
-    """The verdict, then each kind of line with what it means and what to do. Harmless lines only for `everything`."""
+    """The verdict, then each kind of line with its meaning and advice. Harmless lines only with `everything`."""
     lines = [report.verdict, ""]
     for one in report.findings:
         if one.severity != "ok" or everything:

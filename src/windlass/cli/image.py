@@ -130,7 +130,7 @@ def _site(name: str | None) -> Site | None:
 
 
 def _own(args: argparse.Namespace) -> str:
-    """The folders of --host-libs; each has to be there."""
+    """The directories of --host-libs. Each must exist."""
     hint = "give the folder with libfabric.so.1"
     folders = [folder for folder in (args.host_libs or "").split(":") if folder]
     for folder in folders:

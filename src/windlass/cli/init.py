@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> Result:
     if not keys and sys.stdin.isatty() and sys.stdout.isatty():
         keys = _ask(settings, detection)
     if "time" in keys:
-        parse_walltime(keys["time"])  # refused now: later it would end every command, far from where it was written
+        parse_walltime(keys["time"])  # refused now, because later it would end every command, far from its cause
     lines: list[str] = []
     adopted = _adopt(settings, detection, environ)
     if adopted is not None:
@@ -85,7 +85,7 @@ def _given(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _ask(settings: Settings, detection: Detection) -> dict[str, str]:
-    """One question per key; an empty answer keeps what there is."""
+    """Ask one question per key. An empty answer keeps the current value."""
     print("\n".join(detection.lines()), "", "An empty answer keeps what is in [brackets].", sep="\n")
     answers: dict[str, str] = {}
     now = {key: getattr(settings.job, key) for key in job_keys()} | {"runs": str(settings.runs_dir)}
@@ -100,7 +100,7 @@ def _ask(settings: Settings, detection: Detection) -> dict[str, str]:
 
 
 def _adopt(settings: Settings, detection: Detection, environ: dict[str, str]) -> AdoptedSite | None:
-    """A site file for a cluster that no file describes, by the cluster's own name."""
+    """Write a site file for a cluster that no file describes, under the cluster's own name."""
     unknown = detection.site is None and detection.fallback != "workstation" and not settings.site
     name = detection.evidence.cluster_name if unknown else None
     return adopt_site(name, environ, folders=settings.folders) if name else None

@@ -24,7 +24,7 @@ from windlass.run.supervise.runs import RunState, find_run, state_of
 
 _LOOK_S = 0.2
 _ASK_S = 5.0
-"""How often the state of a run that is followed is asked for, which may mean the scheduler."""
+"""Interval between queries for the state of a run that is followed. A query may call the scheduler."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +62,7 @@ def main(args: argparse.Namespace) -> Result:
 
 
 def _attempt(folder: RunFolder, number: int) -> Path:
-    """Where the output of the N-th start is: in a folder of its own, but for the last one."""
+    """Directory with the output of the N-th start. Each start has a separate one, except the last."""
     starts = [*attempt_folders(folder.path), folder.path]
     if not 1 <= number <= len(starts):
         raise UsageError(f"--attempt {number}: the run was started {len(starts)} times", hint="count from 1")
@@ -70,14 +70,14 @@ def _attempt(folder: RunFolder, number: int) -> Path:
 
 
 def _waiting(state: RunState) -> str | None:
-    """Why there is no output yet, where the scheduler knows."""
+    """Why there is no output yet, if the scheduler reports it."""
     if state.state != "waiting":
         return None
     return f"job {state.job_id} is waiting{state.why.removeprefix(f'job {state.job_id}')}"
 
 
 def _follow(folder: RunFolder, plan: Plan, ranks: frozenset[int] | None, environ: Mapping[str, str]) -> Result:
-    """Show lines until the run has ended, or somebody interrupts. A run that is started again is followed on."""
+    """Show lines until the run has ended or the user interrupts. A restarted run is followed too."""
     view = _view(plan, ranks, environ)
     starts, said = -1, ""
     with contextlib.ExitStack() as stack:
@@ -95,7 +95,7 @@ def _follow(folder: RunFolder, plan: Plan, ranks: frozenset[int] | None, environ
                 starts = begun
                 tail = Tail(read_plan(folder.path), folder.part("out"), get_launcher(plan.launcher), view)
                 stack.callback(tail.close)
-                stack.callback(tail.poll)  # what came last before the files were put aside
+                stack.callback(tail.poll)  # the last output before the files were moved
             ended = state.state not in {"running", "waiting"} and not state.may_live
             _show_for(0.0 if ended else _ASK_S, tail, folder)
             if ended:
@@ -105,7 +105,7 @@ def _follow(folder: RunFolder, plan: Plan, ranks: frozenset[int] | None, environ
 
 
 def _tell(folder: RunFolder, starts: list[Path], plan: Plan, view: OutputView) -> None:
-    """The lines about the end of these starts that the terminal of the run shows."""
+    """Print the lines about the end of these starts that the terminal of the run shows."""
     for start in starts:
         verdict, record = read_verdict(start), RunFolder(start).result()
         if verdict is not None and record is not None:
@@ -115,14 +115,14 @@ def _tell(folder: RunFolder, starts: list[Path], plan: Plan, view: OutputView) -
 
 
 def _view(plan: Plan, ranks: frozenset[int] | None, environ: Mapping[str, str]) -> OutputView:
-    """Lines of these ranks on the standard output, with labels unless it is one rank."""
+    """A view of these ranks on standard output, with labels unless there is only one rank."""
     single = ranks is not None and len(ranks) == 1
     width = len(str(plan.world_size - 1))
     return OutputView(ranks, sys.stdout, sys.stderr, width=width, labels=not single, foreign=True, environ=environ)
 
 
 def _show_for(seconds: float, tail: Tail, folder: RunFolder) -> None:
-    """Show what comes, for so long or until a start of the run has left its record."""
+    """Show new output for this time, or until a start of the run has written its record."""
     end = time.monotonic() + seconds
     before = _changed(folder)
     while True:

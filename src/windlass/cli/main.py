@@ -1,4 +1,4 @@
-"""Entry point: finds the command, runs it, shows its result or its error. Imports a command's module only when used."""
+"""Entry point: finds the command, runs it, prints its result or error. Imports a command's module only when used."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ _BAD_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, but with the nearest name in its complaints and no abbreviations of options."""
+    """argparse with the nearest name in its errors and without abbreviations of options."""
 
     command = ""
-    """Its help ends with the examples of this command."""
+    """The help contains the examples of this command."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
@@ -74,8 +74,11 @@ class _Parser(argparse.ArgumentParser):
             self.add_argument("--help-all", action=_HelpAll, nargs=0, help=argparse.SUPPRESS)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does it, but options of `env` may follow `env plan` too, and an unknown option of `env plan` is a
-        matter of `env plan`, not of `env`."""
+        """Parse like argparse, with two differences.
+
+        Options of `env` may also follow `env plan`. The parser of `env plan` reports an unknown option of `env plan`,
+        not the parser of `env`.
+        """
         if args is not None and self._subparsers is not None:
             namespace, args = take_shared(self, args)
         found, rest = self.parse_known_args(args, namespace)
@@ -87,13 +90,13 @@ class _Parser(argparse.ArgumentParser):
         hint = ""
         words = message.split()
         if message.startswith("unrecognized arguments:") and len(words) > 2:
-            from windlass.cli.option_groups import owners_text  # here: `windlass --help` does not need them
+            from windlass.cli.option_groups import owners_text  # imported here: `windlass --help` does not need them
             from windlass.cli.typed_words import refuse_removed, synonym_of
 
             refuse_removed(self.prog.removeprefix("windlass "), words[2:])
             if owners := owners_text(words[2].partition("=")[0]):
                 raise UsageError(f"{self.prog} does not use {words[2]}", hint=f"leave it out; {owners}")
-            # Without their dashes, which all have in common and which would make any two short ones alike.
+            # Compared without dashes, because all options start with them, which makes any two short options similar.
             names = {option.lstrip("-"): option for option in self._option_string_actions}
             said = words[2].split("=", 1)[0].lstrip("-")
             other = synonym_of("options", said.replace("_", "-"))
@@ -104,9 +107,9 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, for_stream(text, sys.stderr, current_environ()) + "\n")
 
     def format_help(self) -> str:
-        """What most people need: without the options that are marked as rare, and then without sections."""
+        """The help without rare options. If there are rare options, the help has no sections."""
         if self.command:
-            from windlass.cli.typed_words import examples_text  # here: only the help needs them
+            from windlass.cli.typed_words import examples_text  # imported here: only the help needs them
 
             self.description, self.command = f"{self.description}\n\n{examples_text(self.command)}", ""
         shown = [action for action in self._actions if not getattr(action, "rare", False)]
@@ -132,7 +135,7 @@ class _Parser(argparse.ArgumentParser):
 def take_shared(
     parser: argparse.ArgumentParser, argv: list[str], without: Container[str] = ()
 ) -> tuple[argparse.Namespace, list[str]]:
-    """The options of a command that all its sub-commands share, wherever they stand, and the other arguments."""
+    """Parse the options that a command shares with all its sub-commands, at any position, and return the rest."""
     shared = _Parser(prog=parser.prog, add_help=False)
     for action in _own_options(parser):
         if not any(name in without for name in action.option_strings):
@@ -155,7 +158,7 @@ class _HelpAll(argparse.Action):
 
 
 def _chosen_parser(parser: argparse.ArgumentParser, found: argparse.Namespace) -> argparse.ArgumentParser:
-    """The parser of the action that was chosen, or that of the command, where it has none."""
+    """The parser of the chosen action, or of the command if it has no actions."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             chosen = action.choices.get(str(getattr(found, action.dest, "")))
@@ -189,19 +192,19 @@ def command_parser(name: str) -> tuple[Any, argparse.ArgumentParser]:
 
 
 def shared_text(parser: argparse.ArgumentParser) -> str | None:
-    """The end of the help of a sub-command: options of its command that it has too."""
+    """The end of a sub-command's help: the options of its command that it also has."""
     names = [action.option_strings[0] for action in _own_options(parser)]
     return f"Also has {', '.join(names)}, as every `{parser.prog}` command." if names else None
 
 
 def _overview() -> str:
-    from windlass.cli.overview import overview_text  # here: `windlass --help` does not need it
+    from windlass.cli.overview import overview_text  # imported here: `windlass --help` does not need it
 
     return overview_text()
 
 
 def _progress(command: Any, args: argparse.Namespace) -> str | None:
-    """What the progress line of a command says: the same always, or by its sub-command; None: it shows none."""
+    """The text of a command's progress line, which may depend on the sub-command. None: no progress line."""
     if hasattr(command, "progress"):
         text: str | None = command.progress(args)
         return text
@@ -217,7 +220,7 @@ def main(argv: list[str]) -> int:
         return _show(Result(text=f"windlass {windlass.__version__}"), as_json=False)
     if argv and argv[0] not in _COMMANDS:
         name = argv[0]
-        from windlass.cli.typed_words import synonym_of  # here: only a mistake needs it
+        from windlass.cli.typed_words import synonym_of  # imported here: only a mistake needs it
 
         close = synonym_of("commands", name) or nearest(name, _COMMANDS)
         hint = f"did you mean {close!r}? " if close else ""
@@ -258,7 +261,7 @@ def _as_shown(result: Result) -> str:
 
 
 def _show(result: Result, *, as_json: bool) -> int:
-    """Print a result. Returns the exit code of what went wrong in doing so, or 0."""
+    """Print a result. Returns the exit code of a failure to print, or 0."""
     try:
         if as_json and result.data is not None:
             _print_json(result.data)
@@ -266,7 +269,7 @@ def _show(result: Result, *, as_json: bool) -> int:
             text = _as_shown(result)
             print(text, end="" if text.endswith("\n") else "\n")
         sys.stdout.flush()
-    except OSError as error:  # the buffer still holds the text, and the interpreter would try once more at its end
+    except OSError as error:  # the buffer still holds the text, and the interpreter would try again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # `windlass plan … | head`
             return 128 + signal.SIGPIPE
@@ -284,7 +287,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def _print_json(data: object) -> None:
-    from windlass.model.jsontext import to_json  # here: `windlass --help` does not need it
+    from windlass.model.jsontext import to_json  # imported here: `windlass --help` does not need it
 
     sys.stdout.write(to_json(data).decode())
 
@@ -300,7 +303,7 @@ def _complain(error: WindlassError) -> int:
 
 
 class _Asked(KeyboardInterrupt):
-    """Somebody asked windlass to end: like Ctrl-C, so that what was begun is cleared up on the way out."""
+    """A signal asked windlass to end. It acts like Ctrl-C, so that all cleanup runs."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -312,7 +315,7 @@ def _end(number: int, _: object) -> None:
 
 
 def _open_streams() -> None:
-    """Closed standard streams (`>&-`) are opened on /dev/null: pipes to ranks must not take their numbers."""
+    """Open closed standard streams (`>&-`) on /dev/null, so that pipes to ranks do not get their numbers."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)

@@ -1,4 +1,4 @@
-"""The options that make a request, in groups. A command declares those that it uses, and refuses the others."""
+"""The options that make a request, in groups. A command declares the options that it uses, and refuses the others."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from windlass.backends.schedulers import scheduler_names
 USAGE = "[options] SCRIPT.py [ARGS…] | -m MODULE … | -- COMMAND …"
 
 PLACE = ("--site", "--nodes", "--hosts", "--scheduler", "--launcher")
-"""On which nodes, and by which launcher."""
+"""Nodes and launcher."""
 JOB = ("--partition", "--qos", "--account", "--time", "--directive")
-"""What the scheduler is asked for."""
+"""Options for the scheduler."""
 RANKS = ("--ranks-per-node", "--gpus-per-node", "--cpu-bind")
 MORE_RANKS = ("--threads", "--device", "--ranks-per-device", "--devices", "--device-unit", "--mpi", "--master-port")
 ENVIRONMENT = ("--python", "--env", "--env-prepend", "--module", "--activate", "--with")
@@ -23,7 +23,7 @@ CACHE = ("--cache", "--cache-set")
 ALIVE = ("--restarts", "--spares", "--hang-after", "--until-done", "--check")
 REST = ("--name", "--run-dir", "--watch", "--profile", "--comm-log", "--keep-caches", "--grace", "--no-placeholders")
 OWN_RANKS = (*PLACE, "--arg", *RANKS, *ENVIRONMENT, *CONTAINER, "--cache")
-"""Of commands that start ranks in this allocation for a purpose of their own: doctor, bench, tune."""
+"""Options of commands that start their own ranks in this allocation: doctor, bench, tune."""
 
 _TITLES = {
     "where": (*PLACE, "--arg", *JOB),
@@ -36,12 +36,12 @@ _TITLES = {
 }
 """The sections of `--help-all`."""
 ALL = tuple(name for names in _TITLES.values() for name in names)
-"""Of run, plan and submit."""
+"""Options of run, plan and submit."""
 COMMON = frozenset(
     {"--site", "--nodes", "--ranks-per-node", "--partition", "--account", "--time", "--python", "--env", "--module"}
     | {"--container", "--cache", "--restarts", "--until-done", "--name", "--watch"}
 )
-"""What most people need: `--help` shows these, `--help-all` shows all."""
+"""Frequent options: `--help` shows these, `--help-all` shows all."""
 
 _SHORT = {
     "--nodes": ("-N",),
@@ -164,7 +164,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 def add_request_options(
     parser: argparse.ArgumentParser, names: Sequence[str] = ALL, *, common: Container[str] = COMMON
 ) -> None:
-    """These options of a request, in the sections of the help. `--help` shows those that are `common`."""
+    """Add these options of a request, in the sections of the help. `--help` shows those that are `common`."""
     parser.usage = f"{parser.prog} {USAGE}"
     for title, members in _TITLES.items():
         chosen = [name for name in members if name in names]
@@ -187,14 +187,14 @@ def add_here(parser: argparse.ArgumentParser) -> None:
 
 
 def default_options() -> dict[str, Any]:
-    """The value of every option of a request that a command line does not name."""
+    """The default of every option of a request."""
     parser = argparse.ArgumentParser(add_help=False)
     add_request_options(parser)
     return vars(parser.parse_args([]))
 
 
 def owners_text(option: str) -> str | None:
-    """Which commands have an option of requests that another command refuses."""
+    """The commands that have a request option which another command refuses."""
     names = {spelling: name for name in ALL for spelling in (name, *_SHORT.get(name, ()))}
     name = names.get(option)
     if name is None:

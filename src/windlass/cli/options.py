@@ -1,4 +1,4 @@
-"""The request that the options of a command line make; the options themselves are in `option_groups`."""
+"""Make a request from the options of a command line. The options are declared in `option_groups`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from windlass.plan.command import nested_launcher
 CommandKind = Literal["script", "module", "command", "none"]
 _SHELL_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".pbs")
 _PYTHON = re.compile(r"python[\d.]*\Z")
-_TYPED_BYTES = 100_000  # Linux takes words of 128 KiB
+_TYPED_BYTES = 100_000  # Linux accepts arguments of 128 KiB
 _MAX_RANKS_PER_NODE = 4096
 _MAX_SCRIPT_BYTES = 1 << 20
 _MAX_PROFILE_STEPS = 100_000
@@ -35,13 +35,16 @@ _AS_WRITTEN = (
     *("nodes", "ranks_per_node", "ranks_per_device", "cpu_bind", "devices", "device_unit", "threads"),
     *("container", "runtime", "mpi", "master_port", "run_dir", "until_done", "watch", "check"),
 )
-"""Options that are a value of the request under the same name."""
+"""Options that the request stores unchanged under the same name."""
 PLACEHOLDER_COMMAND = "COMMAND"
-"""In plans that are made to be looked at, where the user named nothing to run."""
+"""The command in plans that are only shown, if the user named no command."""
 
 
 def parse_allocation_options(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
-    """As `parse_with_command`; what is run, if anything, is `inside`, and the plan is made for a shell."""
+    """Parse like `parse_with_command`, for an allocation.
+
+    The command, if any, becomes `inside`, and the plan is made for a shell.
+    """
     options, kind, command = split_command(parser, argv)
     args = parser.parse_args(join_values(options))
     if command and kind != "command":
@@ -53,8 +56,11 @@ def parse_allocation_options(parser: argparse.ArgumentParser, argv: list[str]) -
 def parse_with_command(
     parser: argparse.ArgumentParser, argv: list[str], *, refused: tuple[str, ...] = ()
 ) -> argparse.Namespace:
-    """Options up to the user's command, which is taken as it stands, whatever its own options look like. An option of
-    ours among the arguments of a script that does not read it is `refused` or gets a warning."""
+    """Parse the options up to the user's command. The command is taken unchanged, whatever its own options are.
+
+    If an option of windlass is among the arguments of a script that does not read it, it is `refused` or gets a
+    warning.
+    """
     options, kind, command = split_command(parser, argv)
     args = parser.parse_args(join_values(options))
     args.kind, args.command = kind, command
@@ -67,7 +73,7 @@ def parse_with_command(
 
 
 def misplaced_options(parser: argparse.ArgumentParser, kind: str, command: list[str]) -> list[str]:
-    """Options of windlass that stand behind a script which does not know them by the look of its text."""
+    """Options of windlass that follow a script whose text does not contain them."""
     if kind != "script" or not command or not command[0].endswith(".py"):
         return []
     try:
@@ -81,13 +87,15 @@ def misplaced_options(parser: argparse.ArgumentParser, kind: str, command: list[
 
 
 def _forms(option: str) -> tuple[str, ...]:
-    """How a script may spell an option that it reads: `--run-dir`, `run_dir` of a dataclass, `run-dir`."""
+    """Spellings of an option that a script reads: `--run-dir`, `run_dir` of a dataclass, `run-dir`."""
     bare = option.lstrip("-")
     return bare, bare.replace("-", "_")
 
 
 def join_values(argv: list[str]) -> list[str]:
-    """Words for others begin with a dash as ours do: `--arg --mem=0` is written `--arg=--mem=0` for argparse."""
+    """Join `--arg --mem=0` to `--arg=--mem=0` for argparse, because arguments for other programs also start with a
+    dash.
+    """
     out: list[str] = []
     for word in argv:
         if out and out[-1] in _FOR_OTHERS:
@@ -98,7 +106,7 @@ def join_values(argv: list[str]) -> list[str]:
 
 
 def split_command(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[list[str], str, list[str]]:
-    """Where windlass' options end and the user's words begin."""
+    """Split the arguments into the options of windlass, the kind of command, and the user's command."""
     at = 0
     while at < len(argv):
         word = argv[at]
@@ -121,13 +129,15 @@ def split_command(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[lis
 
 
 def option_action(parser: argparse.ArgumentParser, word: str) -> argparse.Action | None:
-    """The option that this word is, `--name` or `--name=value`."""
+    """The option of this argument, `--name` or `--name=value`."""
     return parser._option_string_actions.get(word.split("=", 1)[0])
 
 
 def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Request:
-    """The request of a parsed command line. An option that the command does not have counts as not given. Raises
-    `UsageError` for values that cannot be."""
+    """The request of a parsed command line.
+
+    An option that the command does not have counts as not given. Raises `UsageError` for invalid values.
+    """
     args = argparse.Namespace(**default_options() | vars(args))
     cwd = _working_folder()
     _refuse_empty(args)
@@ -204,7 +214,7 @@ def _refuse_impossible(args: argparse.Namespace) -> None:
 
 
 def _gpus(args: argparse.Namespace) -> dict[str, Any]:
-    """--gpus-per-node N or TYPE:N, and --device cpu, which is none."""
+    """--gpus-per-node N or TYPE:N. --device cpu means 0."""
     text = args.gpus_per_node
     if getattr(args, "device_kind", None) == "cpu":
         if text not in {None, "0"}:
@@ -219,7 +229,7 @@ def _gpus(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _host_libs(text: str | None) -> str | None:
-    """Folders with colons between them, made absolute; `none` stays."""
+    """Make the directories of a colon-separated list absolute. `none` stays."""
     if text is None or text == "none":
         return text
     folders = [str(Path(folder).expanduser().absolute()) for folder in text.split(":") if folder]
@@ -236,7 +246,7 @@ def _working_folder() -> str:
 
 
 def _with_typed_script(command: tuple[str, ...], *, fills: bool) -> tuple[str, ...]:
-    """`python -` with what standard input holds in its place: ranks have no input of their own."""
+    """Replace `-` in `python -` with the script from standard input, because ranks have no standard input."""
     at = command.index("-") if "-" in command else 0
     if not at or not _PYTHON.match(Path(command[0]).name) or not all(word[:1] == "-" for word in command[1:at]):
         return command
@@ -248,7 +258,10 @@ def _with_typed_script(command: tuple[str, ...], *, fills: bool) -> tuple[str, .
 
 
 def _refuse_empty(args: argparse.Namespace) -> None:
-    """An empty value is nearly always a shell variable that is not set (`--run-dir "$DIR"`)."""
+    """Raise `UsageError` for an empty value.
+
+    It is nearly always a shell variable that is not set (`--run-dir "$DIR"`).
+    """
     flags = {"options": "--with"}
     for name, value in vars(args).items():
         if name != "command" and (value == "" or (isinstance(value, list) and "" in value)):
@@ -259,7 +272,7 @@ def _refuse_empty(args: argparse.Namespace) -> None:
 def _check_command(
     kind: CommandKind, command: tuple[str, ...], args: argparse.Namespace, environ: Mapping[str, str]
 ) -> CommandKind:
-    """A script must exist, unless it is inside a container; a word that is a program is a command."""
+    """Check the command. A script must exist, unless it is inside a container. A program name is a command."""
     if kind != "script" or args.container:
         return kind
     first = command[0]
@@ -286,7 +299,7 @@ def _check_command(
 
 
 def _names_a_shell(path: Path) -> bool:
-    """Whether the file's first line says that a shell reads it."""
+    """Whether the file's first line names a shell."""
     try:
         with open_plain(path, follow=True) as file:
             first = file.readline(200)
@@ -306,7 +319,7 @@ def _name(name: str | None) -> str | None:
 
 
 def _absolute_command(path: str | None) -> str | None:
-    """A path to an interpreter is kept as it is written but made absolute: jobs start in other folders."""
+    """Make a path to an interpreter absolute without resolving links, because jobs start in other directories."""
     if path is None or "/" not in path:
         return path
     return os.path.abspath(Path(path).expanduser())  # noqa: PTH100  resolve() would follow a venv's link to the base
@@ -330,7 +343,7 @@ def _variable(name: str, flag: str) -> str:
 
 
 def _site(text: str | None) -> dict[str, Any]:
-    """--site NAME, or FILE where the value looks like a path."""
+    """--site NAME, or FILE if the value looks like a path."""
     if text is None or not ("/" in text or text.endswith(".toml")):
         return {"site": text} if text else {}
     return {"site_file": str(Path(text).expanduser().absolute())}

@@ -1,4 +1,4 @@
-"""`windlass` alone: where you are, how the last run stands, and the next sensible command."""
+"""`windlass` without a command: this machine, the state of the last run, and the next useful command."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _last(state: RunState) -> str:
 def next_steps(
     settings: Settings, detection: Detection, last: RunState | None, *, in_job: bool
 ) -> list[tuple[str, str]]:
-    """Commands and what each does, the most useful first."""
+    """Commands with their descriptions, the most useful first."""
     cluster = (settings.site or detection.name) != "workstation"
     steps: list[tuple[str, str]] = []
     if cluster and not in_job and settings.job == JobDefaults() and not settings.job_at:

@@ -58,8 +58,8 @@ def main(args: argparse.Namespace) -> Result:
 
 
 def _write_picture(plan: Plan, path: Path) -> None:
-    """Raises `UsageError` where there is nothing to draw or the file cannot be written."""
-    from windlass.sites.topology.picture import node_picture  # here: rarely needed, and not free
+    """Write the picture. Raises `UsageError` if there is nothing to draw or the file cannot be written."""
+    from windlass.sites.topology.picture import node_picture  # imported here: rarely needed, and slow
 
     drawn = node_picture(plan.binding, plan.topology, headline(plan))
     if not drawn:

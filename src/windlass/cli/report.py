@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> Result:
 
 
 def page_path(folder: Path) -> Path:
-    """The page's path in the run folder, or in the current folder where the run folder belongs to another user."""
+    """The page's path in the run folder, or in the current directory if the run folder belongs to another user."""
     if folder.stat().st_uid == os.geteuid():
         return folder / PAGE_FILE
     return Path(f"{folder.name}-{PAGE_FILE}").absolute()

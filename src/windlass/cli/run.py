@@ -17,7 +17,7 @@ from windlass.node.sys.reading import MAX_BYTES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    used = [name for name in ALL if name not in {"--qos", "--time", "--directive"}]  # of a job that is yet to be made
+    used = [name for name in ALL if name not in {"--qos", "--time", "--directive"}]  # for jobs not yet submitted
     add_request_options(parser, used, common=COMMON.difference(JOB))
     parser.add_argument("--show", default="0", metavar="RANKS", help="ranks to show: 0 (default), 0,3-5, all, none")
     parser.add_argument("--quiet", "-q", action="store_true", help="print only errors")
@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> Result:
                 quiet=args.quiet,
             ),
             environ,
-            in_jobs=not args.signed_by,  # a batch script: nobody would answer
+            in_jobs=not args.signed_by,  # a batch script cannot answer a question
         )
     else:
         request = request_from(args, environ)

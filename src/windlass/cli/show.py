@@ -1,4 +1,4 @@
-"""The result of a command, and how it reaches its reader: folded and in colour on a terminal, unchanged in a pipe.
+"""The result of a command and its output: folded and coloured on a terminal, unchanged in a pipe.
 
 Also the progress line of the running command.
 """
@@ -16,12 +16,12 @@ from windlass.base.settings import current_environ
 from windlass.run.progress import Working
 
 _lines: list[Working] = []
-"""That of the running command; a list, so that a command may run another one."""
+"""The progress line of the running command. It is a list, because a command may run another one."""
 
 
 @contextmanager
 def working(text: str | None) -> Iterator[None]:
-    """Show this and how long it takes, on a terminal and after two seconds; None: the command shows itself."""
+    """Show this text and the elapsed time on a terminal after two seconds. None: the command shows its own progress."""
     if text is None:
         yield
         return
@@ -34,13 +34,13 @@ def working(text: str | None) -> Iterator[None]:
 
 
 def tell(text: str) -> None:
-    """What the command does now."""
+    """Set the text of the progress line."""
     if _lines:
         _lines[-1].tell(text)
 
 
 def clear() -> None:
-    """Make room for a line of words; the progress is drawn again below it."""
+    """Clear the progress line before a message is printed. It is drawn again below the message."""
     if _lines:
         _lines[-1].clear()
 
@@ -53,11 +53,11 @@ class Result:
     data: object = None
     exit_code: int = 0
     coloured: bool = False
-    """The text holds colours of our own, for a terminal."""
+    """The text already contains colours for a terminal."""
     foreign: bool = False
-    """Others wrote the text (a log, a script): none of its words are ours to colour or its lines ours to fold."""
+    """The text comes from another source (a log, a script). windlass does not colour or fold it."""
     verbatim: frozenset[str] = frozenset()
-    """Lines of the text that stay whole: commands to copy."""
+    """Lines of the text that are not folded: commands to copy."""
 
 
 def for_stream(
@@ -70,9 +70,11 @@ def for_stream(
     verbatim: Collection[str] = (),
     pipe: bool = False,
 ) -> str:
-    """The text as this stream gets it. `own_colours`: it holds some already. `foreign`: others wrote it, so that
-    nothing in it is a word of ours. `verbatim`: lines that stay whole. `pipe`: COLUMNS counts in a
-    pipe, too."""
+    """Format the text for this stream.
+
+    `own_colours`: the text already contains colours. `foreign`: the text comes from another source and is not coloured
+    or folded. `verbatim`: lines that are not folded. `pipe`: COLUMNS also applies to a pipe.
+    """
     live = stream.isatty()
     if live:
         text = for_terminal(text, coloured=own_colours)
@@ -84,6 +86,6 @@ def for_stream(
 
 
 def say(text: str) -> None:
-    """Words beside the result of a command, on standard error."""
+    """Print a message to standard error, in addition to the result of a command."""
     clear()
     print(for_stream(text, sys.stderr, current_environ()), file=sys.stderr, flush=True)

@@ -63,7 +63,7 @@ def site_text(site: Site) -> str:
 
 
 def centre_text(settings: Settings, site: Site) -> str:
-    """What the computing centre says about jobs at this site, beyond its site files."""
+    """The computing centre's settings for jobs at this site, in addition to its site files."""
     centre = settings.centre
     if centre is None:
         return ""
@@ -83,7 +83,7 @@ def centre_text(settings: Settings, site: Site) -> str:
 
 
 def adopted_text(seen: Measurements, path: str, *, by_name: bool) -> str:
-    """What was measured, what was not and how to get it, and how to use the file."""
+    """What was measured, what is missing and how to measure it, and how to use the file."""
     node = f"not known: {seen.node_missing}"
     if seen.node:
         devices = sum(len(domain.devices) for domain in seen.node.domains)
@@ -114,7 +114,7 @@ def _from(origin: Origin | None) -> str:
 
 
 def _layer(site: Site, key: str) -> str:
-    """Which file a value comes from, where the line has no room for the source."""
+    """The file that sets a value, if the line has no room for the source."""
     origin = site.origin_of(key)
     return f"  [{f'{origin.scope} {origin.file}'.strip()}]"
 
@@ -148,7 +148,7 @@ def _reference(reference: ReferenceSpec, site: Site) -> str:
 
 
 def _devices(devices: DeviceSpec) -> str:
-    """`NVIDIA A100 (nvidia), cuda, nccl, 40 GB at 1.6 TB/s`."""
+    """Text such as `NVIDIA A100 (nvidia), cuda, nccl, 40 GB at 1.6 TB/s`."""
     if not devices.vendor:
         return ""
     memory = f"{devices.memory_gb:g} GB" if devices.memory_gb else ""
@@ -307,7 +307,7 @@ def _adopt(args: argparse.Namespace, folders: ConfigFolders) -> Result:
 
 
 def _check(path: Path, folders: ConfigFolders) -> tuple[Finding, ...]:
-    """Problems of the file itself; where it has none, what plans would refuse of the site that it makes."""
+    """Problems of the file. If it has none, the reasons for which plans would refuse its site."""
     problems = check_file(path, folders=folders)
     if problems:
         return problems

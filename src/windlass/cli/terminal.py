@@ -1,4 +1,4 @@
-"""A terminal that is drawn anew again and again, and left as it was found."""
+"""Draw frames on a terminal repeatedly, and restore the terminal afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOOK_S = 0.2
 
 
 def size(stream: TextIO) -> tuple[int, int]:
-    """Columns and lines; 80 and 24 where nobody knows."""
+    """Columns and lines, or 80 and 24 if unknown."""
     with contextlib.suppress(OSError, ValueError):
         columns, lines = os.get_terminal_size(stream.fileno())
         if columns and lines:
@@ -28,13 +28,13 @@ def size(stream: TextIO) -> tuple[int, int]:
 
 
 def gone(stream: TextIO) -> int:
-    """The reader of our output has left (`| head`): nothing more goes there. Returns the exit code that says so."""
+    """Discard further output after its reader has ended (`| head`). Returns the exit code for this case."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return 128 + signal.SIGPIPE
 
 
 class Screen:
-    """Draws whole frames on a terminal. `leave` gives the terminal back, more than once is fine."""
+    """Draws whole frames on a terminal. `leave` restores the terminal and may be called repeatedly."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -53,14 +53,14 @@ class Screen:
             self._write(_LEAVE)
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a terminal that was closed
+        with contextlib.suppress(OSError, ValueError):  # the terminal may be closed
             self._stream.write(text)
             self._stream.flush()
 
 
 @contextlib.contextmanager
 def keys() -> Iterator[None]:
-    """Single keys arrive at once and are not shown; Ctrl-C stays what it is."""
+    """Read single keys at once without echo. Ctrl-C keeps its meaning."""
     if not sys.stdin.isatty():
         yield
         return
@@ -73,7 +73,7 @@ def keys() -> Iterator[None]:
 
 
 def wait(seconds: float, stream: TextIO) -> bool:
-    """Wait so long, or until the terminal has another size. True where somebody pressed q."""
+    """Wait for this time, or until the terminal changes its size. Returns True if the user pressed q."""
     end = time.monotonic() + seconds
     before = size(stream)
     while (left := end - time.monotonic()) > 0 and size(stream) == before:

@@ -1,4 +1,4 @@
-"""Show what a run folder or a plan of others would run, and ask whether the user trusts it."""
+"""Show what a run folder or a plan of another user would run, and ask whether to trust it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ T = TypeVar("T")
 
 
 def asking_for_trust(act: Callable[[], T], environ: Mapping[str, str], *, in_jobs: bool = True) -> T:
-    """Do it. Where something is not trusted, ask once on a terminal and do it again; elsewhere raise the error. With
-    `in_jobs` false, a job of a scheduler never asks."""
+    """Call `act`. If something is not trusted, ask once on a terminal and call it again.
+
+    Without a terminal, raises the error. With `in_jobs` false, a job of a scheduler never asks.
+    """
     try:
         return act()
     except NotTrustedError as error:
@@ -40,8 +42,10 @@ def can_ask() -> bool:
 
 
 def confirm_trust(path: Path, environ: Mapping[str, str], *, ask: bool = True) -> bool:
-    """Show what a run folder or a plan file would run, ask, and remember a yes. Returns whether it is trusted now. What
-    is trusted is what was shown."""
+    """Show what a run folder or a plan file would run, ask, and store a yes.
+
+    Returns whether it is trusted now. Exactly the shown content is trusted.
+    """
     state_dir = read_settings(environ).state_dir
     if path.is_dir():
         content = signed_content(path)
@@ -63,7 +67,7 @@ def confirm_trust(path: Path, environ: Mapping[str, str], *, ask: bool = True) -
 
 
 def shown_plan(plan: Plan) -> str:
-    """Everything of a plan that has an effect, without masks: reasons and origins alone are left out."""
+    """All parts of a plan that have an effect, without masks. Only reasons and origins are left out."""
     libraries = plan.container.host_libs if plan.container else None
     more = {"request, which `windlass runs resume` plans again": plan.request, "libraries of the host": libraries}
     parts = [

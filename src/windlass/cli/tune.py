@@ -67,7 +67,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
 
 
 def _without_own(options: list[str]) -> list[str]:
-    """The options that trials get: all but those of the search itself."""
+    """The options of the trials: all except those of the search itself."""
     kept: list[str] = []
     skip = False
     for word in options:
@@ -139,7 +139,7 @@ def _refuse_impossible(args: argparse.Namespace) -> None:
 
 
 def default_choice(plan: Plan, space: tuple[TunedSetting, ...]) -> dict[str, str]:
-    """What the plan does by itself. An argument of the script begins with the first of its values."""
+    """The choice of the plan itself. For an argument of the script, this is the first of its values."""
     planned = {setting.name: setting.value for setting in plan.environment if setting.value is not None}
     return {
         setting.name: setting.values[0] if setting.argument is not None else planned.get(setting.name) or UNSET
@@ -154,7 +154,7 @@ def _default_space(plan: Plan) -> tuple[TunedSetting, ...]:
 
 
 def _told(trials: Trials, most: int) -> Measure:
-    """Trials with a line about each on standard error: a search takes minutes."""
+    """Print a line about each trial on standard error, because a search takes minutes."""
     count = 0
 
     def measure(choice: Choice) -> Trial:
@@ -169,7 +169,7 @@ def _told(trials: Trials, most: int) -> Measure:
 
 
 def verdict_lines(verdict: SearchResult, objective: Objective) -> list[str]:
-    """What came of the search, the answer first."""
+    """The result of the search, with the answer first."""
     if verdict.winner:
         lines = [f"use {_choice(verdict.winner)}: {verdict.gain or 0.0:.1%} less than the default"]
     else:

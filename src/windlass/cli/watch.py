@@ -83,12 +83,12 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _port(args: argparse.Namespace) -> int | None:
-    """--prometheus PORT; None for a file."""
+    """The port of --prometheus PORT, or None for a file."""
     return int(args.prometheus) if re.fullmatch(r"\d{1,9}", args.prometheus or "") else None
 
 
 def _follow(args: argparse.Namespace, look: Callable[[], Seen], environ: Mapping[str, str]) -> Result:
-    """Draw until the run has ended or somebody leaves; a pipe gets one frame after another."""
+    """Draw until the run has ended or the user leaves. A pipe gets one frame after another."""
     screen = terminal.Screen(sys.stdout) if sys.stdout.isatty() else None
     colour = in_colour(sys.stdout.isatty(), environ)
     served: list[str] = [""]
@@ -109,7 +109,7 @@ def _follow(args: argparse.Namespace, look: Callable[[], Seen], environ: Mapping
         except BrokenPipeError:
             return Result(exit_code=terminal.gone(sys.stdout))
         except KeyboardInterrupt as interrupt:
-            if hasattr(interrupt, "signal"):  # asked to end by another signal than the one that everybody uses to leave
+            if hasattr(interrupt, "signal"):  # a signal other than Ctrl-C, which users press to leave
                 raise
         finally:
             if screen is not None:

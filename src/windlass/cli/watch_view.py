@@ -18,7 +18,7 @@ _TAIL = 4
 
 
 class WatchView(OutputView):
-    """Draws instead of letting lines go by; words of windlass are shown when the terminal is given back."""
+    """Draws a screen instead of printing lines. Messages of windlass are printed when the terminal is restored."""
 
     def __init__(self, plan: Plan, show: str, environ: Mapping[str, str]) -> None:
         width = len(str(plan.world_size - 1))
@@ -59,7 +59,7 @@ class WatchView(OutputView):
         return True
 
     def close(self) -> None:
-        """Give the terminal back, and say what was kept back."""
+        """Restore the terminal and print the stored messages."""
         if self._drawing:
             self._drawing = False
             self._screen.leave()
@@ -69,7 +69,7 @@ class WatchView(OutputView):
 
 
 def watch_view(show: str, environ: Mapping[str, str], made: list[WatchView]) -> ViewMaker:
-    """Views that draw; `made` gets each, for the one who has to close it."""
+    """Return a maker of drawing views. Each view is added to `made`, so that the caller can close it."""
 
     def make(plan: Plan) -> OutputView:
         made.append(WatchView(plan, show, environ))

@@ -1,1 +1,1 @@
-"""The sub-commands of `windlass bench`: they parse and print; `windlass.bench` measures."""
+"""The sub-commands of `windlass bench`. They parse and print, and `windlass.bench` measures."""

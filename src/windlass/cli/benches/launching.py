@@ -1,4 +1,4 @@
-"""What the measuring sub-commands share: options of the ranks, how parts are started, how a result is shown."""
+"""Shared code of the measuring sub-commands: rank options, the start of parts, the output of a result."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from windlass.model.secrets import mask_argv
 from windlass.run.folder import folder_path
 
 RUN_OPTIONS = ("device",)
-"""Options of a case that belong to every run, and are declared here."""
+"""Options of a case that belong to every run. They are declared here."""
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Options of every case: where and how the ranks run, and what happens with the record."""
+    """Add the options of every case: where and how the ranks run, and where the record is written."""
     add_request_options(parser, (*OWN_RANKS, "--run-dir"))
     parser.add_argument("--allow-login", action="store_true", help="run although this looks like a login node")
     parser.add_argument("--device", choices=("cuda", "xpu", "cpu"), help="default: an accelerator where there is one")
@@ -35,7 +35,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def open_bench(case: str, args: argparse.Namespace, asked: dict[str, Any]) -> Bench:
-    """A benchmark that is ready to run its parts, with what was asked of its case."""
+    """A benchmark that is ready to run its parts, with the options of its case."""
     environ = current_environ()
     args.kind, args.command = "command", ["true"]
     request = request_from(args, environ)
@@ -52,7 +52,10 @@ def open_bench(case: str, args: argparse.Namespace, asked: dict[str, Any]) -> Be
 
 
 def finish(bench: Bench, record: BenchRecord, args: argparse.Namespace) -> Result:
-    """Write the record and show it. Nothing measured at all is an error; a part of it is kept and said to be one."""
+    """Write the record and show it.
+
+    Raises `RankError` if nothing was measured. A partial record is kept and marked as partial.
+    """
     path = bench.folder / "record.json"
     if record.rows or record.skipped:
         write_record(path, record)
@@ -72,7 +75,7 @@ def finish(bench: Bench, record: BenchRecord, args: argparse.Namespace) -> Resul
 
 
 class MeasuringCommand:
-    """What a module of a command offers, made for a case."""
+    """The interface of a command's module, for a case."""
 
     def __init__(self, name: str) -> None:
         self._name = name
