@@ -66,7 +66,7 @@ def _claim(base: str, own: str) -> int:
             continue
         try:
             if os.fstat(gate).st_nlink == 0:
-                continue  # the previous last agent removed the directory
+                continue  # the last agent before us removed the directory
             sweep(base)
             os.makedirs(own, mode=0o700, exist_ok=True)
             return take_lock(os.path.join(own, "lock"))

@@ -21,7 +21,7 @@ def moved(path: "str") -> "str":
 
 
 def move_paths() -> "None":
-    """Keep the order. Finders of editable installs have a separate map."""
+    """Redirect the entries of `sys.path`, in their order, and the maps of editable installs' finders to the view."""
     sys.path[:] = [moved(path) for path in sys.path]
     for name, module in list(sys.modules.items()):
         if name.startswith("__editable__"):

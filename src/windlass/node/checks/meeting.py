@@ -1,7 +1,7 @@
 """Test the rendezvous: node 0 listens on rank 0's port, and every other node connects to it.
 
 The check shows that the port is free, that the name resolves, that the network path is open, and how much the clocks
-differ. The messages contain only a token of this check and the time of day, so they reveal no secret.
+differ. The messages contain only a token of this check and the time of day. Neither is a secret.
 
 This module also checks the network interfaces of a node. The interfaces that the site lists must exist and be up. The
 interfaces that variables name must exist.

@@ -7,8 +7,8 @@ removed with the job's caches.
 
 The module also selects the providers that the host's libfabric loads as separate files, and the libraries that they
 need. libfabric searches for providers in a directory `libfabric` next to itself and in FI_PROVIDER_PATH. Neither exists
-inside the container. A provider that does not fit is omitted, unless it is the fabric's own. Runs on nodes: standard
-library, Python 3.9.
+inside the container. A provider that does not fit is omitted. If it is the fabric's own provider, the placement is
+refused instead. Runs on nodes: standard library, Python 3.9.
 """
 
 from __future__ import annotations
