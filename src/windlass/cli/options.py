@@ -93,8 +93,9 @@ def _forms(option: str) -> tuple[str, ...]:
 
 
 def join_values(argv: list[str]) -> list[str]:
-    """Join `--arg --mem=0` to `--arg=--mem=0` for argparse, because arguments for other programs also start with a
-    dash.
+    """Join `--arg --mem=0` to `--arg=--mem=0` for argparse.
+
+    This is needed because arguments for other programs also start with a dash.
     """
     out: list[str] = []
     for word in argv:

@@ -83,7 +83,7 @@ def centre_text(settings: Settings, site: Site) -> str:
 
 
 def adopted_text(seen: Measurements, path: str, *, by_name: bool) -> str:
-    """What was measured, what is missing and how to measure it, and how to use the file."""
+    """The measured values, the missing values and how to get them, and how to use the file."""
     node = f"not known: {seen.node_missing}"
     if seen.node:
         devices = sum(len(domain.devices) for domain in seen.node.domains)

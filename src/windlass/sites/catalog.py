@@ -98,8 +98,9 @@ def _defaults(file: SiteFile, data: Mapping[str, Any]) -> dict[str, Origin]:
 def _chain(
     name: str, folders: ConfigFolders, own: Sequence[tuple[str, Mapping[str, Any]]], seen: tuple[str, ...]
 ) -> list[Layer]:
-    """The files about a site, lowest first: the extended site, the catalog's, the centre's, the user's, the given
-    files.
+    """The files about a site, lowest first.
+
+    The order is: the extended site, the catalog's file, the centre's, the user's, the given files.
     """
     if name in seen:
         raise ConfigError(

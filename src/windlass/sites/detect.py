@@ -1,8 +1,8 @@
-"""Detect which machine this is from evidence. The result contains the evidence, or "unknown" if it is insufficient.
-Pure.
+"""Detect from evidence which machine this is. Pure.
 
-One host prefix never decides: Perlmutter, LUMI, Alps and Isambard all use `nid*`. A host name counts only together with
-other evidence. If two sites have equal evidence, the site is unknown.
+The result contains the evidence. If the evidence is insufficient, the site is unknown. One host prefix never decides:
+Perlmutter, LUMI, Alps and Isambard all use `nid*`. A host name counts only together with other evidence. If two sites
+have equal evidence, the site is unknown.
 """
 
 from __future__ import annotations

@@ -156,8 +156,9 @@ def _seat(plan: Plan) -> list[str]:
 
 
 def _workers(plan: Plan) -> list[str]:
-    """Lines that list the addresses of all ranks as JSON strings for TF_CONFIG. Each has its own port above the
-    master's.
+    """Lines that list the addresses of all ranks as JSON strings for TF_CONFIG.
+
+    Each rank has its own port above the master's.
     """
     if not any("${w_workers}" in (setting.value or "") for setting in plan.environment):
         return []

@@ -44,8 +44,9 @@ def _card(card: int, tiles: list[Device]) -> Device:
 
 
 def _common(values: list[int | None]) -> int | None:
-    """The value that all have in common, otherwise None. Two tiles next to two caches are next to the domain that
-    contains both.
+    """The value that all have in common, otherwise None.
+
+    Two tiles next to two caches are next to the domain that contains both.
     """
     return values[0] if len(set(values)) == 1 else None
 
