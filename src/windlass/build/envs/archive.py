@@ -107,7 +107,8 @@ def _writer(final: Path, environ: Mapping[str, str]) -> Writer:
     if name.endswith(_TAR_ZST):
         argv: tuple[str, ...] = ("sh", "-c", 'exec "$0" -q -3 -T0 -f -o "$2" "$1"', program)
     else:
-        argv = ("sh", "-c", 'exec "$0" - "$2" -tar -quiet -noappend -no-progress -all-root -mkfs-time 0 <"$1"', program)
+        options = "-tar -quiet -noappend -no-progress -all-root -mkfs-time 0 -root-time 0 -root-mode 755"
+        argv = ("sh", "-c", f'exec "$0" - "$2" {options} <"$1"', program)
 
     def through(entries: list[ArchiveMember], stream: BinaryIO) -> None:
         """Write a plain archive to a temporary folder, then convert it to the final format with the program."""
