@@ -117,7 +117,7 @@ class NodeStep(msgspec.Struct, frozen=True, kw_only=True):
     lookup_hosts: tuple[str, ...] = ()
     """The hosts whose brokers the placeholders name."""
     follows_stdin: bool = False
-    """Every task sees the end of the launcher's standard input. If false, `stop_signal` ends the launcher's tasks."""
+    """Every task sees the end of the launcher's standard input. If false, send `stop_signal` to the launcher."""
     stop_signal: signal.Signals = signal.SIGTERM
     """The signal that the launcher forwards to its tasks, after which it gives them time to end."""
 

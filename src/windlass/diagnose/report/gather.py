@@ -65,7 +65,7 @@ class Against(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A run from its plan to its end. Durations are in seconds. None means unknown."""
+    """All facts about a run, from the plan to the result. Durations are in seconds. None means unknown."""
 
     version: int = REPORT_VERSION
     name: str
