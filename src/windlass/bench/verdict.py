@@ -1,5 +1,7 @@
-"""A record held against published figures, in words. `docs/explanation/bandwidth-and-utilisation.md` has the reasons
-for the thresholds."""
+"""Compare a record with published figures and return findings.
+
+`docs/explanation/bandwidth-and-utilisation.md` has the reasons for the thresholds.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,19 @@ from windlass.model.finding import Finding, Severity
 from windlass.node.sys.text import binary_size
 
 NORMAL = 0.8
-"""Share of a published figure from which on a measurement counts as normal."""
+"""Share of a published figure from which a measurement counts as normal."""
 LOW = 0.7
 TCP = 0.2
-"""Below this share of the published figure it is another transport, not a badly tuned one: TCP costs 10 to 25 times."""
+"""A share of the published figure below this means another transport, not bad tuning: TCP costs 10 to 25 times."""
 TCP_LATENCY_US = 45.0
 _UNSAID: dict[str, str | int] = {"checkpointing": "none", "accumulation": 1, "gradients": "fp32"}
-"""Labels that a row leaves out where they are the usual ones."""
+"""Labels that a row omits if they have the usual value."""
 _SMALL = 1024
 _LARGE = 1 << 20
 
 
 def judge(record: BenchRecord, references: References) -> list[Finding]:
-    """What there is to say about a record; nothing for a CPU, for which nobody publishes such figures."""
+    """Return the findings about a record. For a CPU only wrong results count, because no such figures are published."""
     name = str(record.device.get("name") or "")
     found = [
         Finding(
@@ -48,7 +50,7 @@ def judge(record: BenchRecord, references: References) -> list[Finding]:
 
 
 def _grade(normal: bool) -> tuple[str, Severity]:
-    """The word and the severity of a figure."""
+    """Return the grade and the severity of a figure."""
     return ("normal", "ok") if normal else ("low", "warning")
 
 
@@ -77,7 +79,7 @@ def _collectives(record: BenchRecord, name: str, references: References) -> list
 def _bandwidth(
     op: str, rows: Sequence[Measurement], fitting: Sequence[Bandwidth], nodes: int, ranks: int, name: str
 ) -> Finding:
-    """Judged at the largest size that both have: small sizes measure latency."""
+    """Judge the largest common size, because small sizes measure latency."""
     best: dict[int, float] = {}
     for row in rows:
         size = int(row.labels["bytes"] or 0)
@@ -109,7 +111,7 @@ def _bandwidth(
 
 
 def _latency(op: str, rows: Sequence[Measurement], nodes: int, name: str, references: References) -> list[Finding]:
-    """Tiny messages tell the transport apart too, where the network is known to do better."""
+    """Detect the transport from tiny messages too, if the network is known to be faster."""
     known = [one for one in references.latency if one.op == op and one.nodes == nodes and is_device(one.device, name)]
     small = [row for row in rows if int(row.labels["bytes"] or 0) <= _SMALL]
     if nodes < 2 or not known or not small:
@@ -183,7 +185,10 @@ def _same_run(one: Rate, row: Measurement, name: str, unit: str) -> bool:
 
 
 def _left(record: BenchRecord) -> list[Finding]:
-    """What DDP leaves of one device's rate; less than 80 % says that something is slow between the devices."""
+    """Judge the share of one device's rate under DDP.
+
+    Less than 80 % means that the path between the devices is slow.
+    """
     if record.case != "ddp":
         return []
     found = []
@@ -206,7 +211,7 @@ def _left(record: BenchRecord) -> list[Finding]:
 
 
 def training_rate(row: Measurement) -> tuple[float, str]:
-    """Tokens/s or images/s of one device."""
+    """Return tokens/s or images/s of one device."""
     for name, unit in (("tokens_per_s_per_device", "tokens/s"), ("images_per_s_per_device", "images/s")):
         if name in row.figures:
             if unit == "images/s" and "step_s" in row.samples:

@@ -1,1 +1,1 @@
-"""Start-up: N nodes on one machine import an environment that lies on a shared file system, in several ways."""
+"""Measure start-up: N nodes on one machine import an environment from a shared file system, in several ways."""

@@ -1,4 +1,4 @@
-"""The ways to start that are compared. Each takes a setup and a size, and gives one sample."""
+"""The ways to start that are compared. Each takes a setup and a size, and returns one sample."""
 
 from __future__ import annotations
 
@@ -25,28 +25,31 @@ _PACK_S = 900.0
 
 
 class NotMeasuredError(Exception):
-    """The case cannot be measured here; the text says why."""
+    """The case cannot be measured here. The message gives the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One measurement. `ready_s`: what came before the ranks (agents up, files staged); not part of `seconds` for the
-    cache, whose agents are up when the ranks start, but part of it for staging, without which no rank can start."""
+    """One measurement. `ready_s` is the time before the ranks (agents up, files staged).
+
+    For the cache, `seconds` does not include `ready_s`, because the agents are up when the ranks start. For staging,
+    `seconds` includes it, because no rank can start without the staged files.
+    """
 
     seconds: float
     shared: SharedTraffic
     ready_s: float = 0.0
     agent_calls: int = 0
-    """Calls that the agents of all nodes made before the first rank started; part of `shared`."""
+    """Calls that the agents of all nodes made before the first rank started. They are part of `shared`."""
     costs: Costs = field(default_factory=dict)
-    """Where the caches' time went."""
+    """The time of the caches by stage."""
     cpu_s: float | None = None
-    """Processor time of bringing files to all nodes, where it was measured; the ranks' own is not in it."""
+    """CPU time of bringing files to all nodes, if it was measured. It does not include the ranks."""
 
 
 @dataclass(kw_only=True, slots=True)
 class StartSetup:
-    """Where and what: the environment, the module, and a work folder on storage of this machine."""
+    """The inputs: the environment, the module, and a work directory on storage of this machine."""
 
     env: Path
     module: str
@@ -71,20 +74,20 @@ class StartSetup:
         return f"import {self.module}"
 
     def clients(self, nodes: int) -> Clients:
-        """Fresh clients, which know nothing yet."""
+        """Return new clients with empty caches."""
         self.count += 1
         exports = {"env": str(self.env), "run": str(self.run)}
         return Clients(self.work / f"s{self.count}", nodes, exports, self.limits)
 
 
 def native(setup: StartSetup, nodes: int, ranks: int) -> Sample:
-    """Everything on this machine's own disk and warm: as fast as it can be."""
+    """Start with everything on this machine's own disk and warm, which is the fastest possible start."""
     seconds = run_ranks([setup.python] * nodes, ranks, setup.code, setup.work)
     return Sample(seconds=seconds, shared=SharedTraffic(calls=0, bytes=0))
 
 
 def direct(setup: StartSetup, nodes: int, ranks: int) -> Sample:
-    """Every node reads the shared file system for itself."""
+    """Start with every node reading the shared file system itself."""
     with setup.clients(nodes) as clients:
         pythons = [clients.path(node) / "env" / "bin" / "python" for node in range(nodes)]
         seconds = run_ranks(pythons, ranks, setup.code, setup.work)
@@ -92,7 +95,7 @@ def direct(setup: StartSetup, nodes: int, ranks: int) -> Sample:
 
 
 def cache(setup: StartSetup, nodes: int, ranks: int, *, trace: bool = False) -> tuple[Sample, Sample]:
-    """Through the cooperative cache, cold; and once more on the same nodes (the sample of `second`)."""
+    """Start through the cooperative cache, cold, and then again on the same nodes (the sample of `second`)."""
     trace_file = _trace(setup) if trace else None
     with setup.clients(nodes) as clients:
         service = _cache_service(setup, clients, trace_in=trace_file.name if trace_file else "")
@@ -123,7 +126,7 @@ def _cache_service(setup: StartSetup, clients: Clients, *, trace_in: str = "", t
 
 
 def _trace(setup: StartSetup) -> Path:
-    """The trace of this import, recorded by one node once."""
+    """Return the trace of this import, which one node records once."""
     if "trace" not in setup.made:
         path = setup.run / "import.trace.json"
         with setup.clients(1) as clients:
@@ -137,12 +140,12 @@ def _trace(setup: StartSetup) -> Path:
 
 
 def stage(setup: StartSetup, nodes: int, ranks: int) -> Sample:
-    """A tar archive on the shared file system, unpacked on every node while it arrives."""
+    """Start from a tar archive on the shared file system, unpacked on every node while it arrives."""
     return _staged(setup, nodes, ranks, _archive(setup), lambda node: f"staged-{node}/env/bin/python")
 
 
 def squashfs(setup: StartSetup, nodes: int, ranks: int) -> Sample:
-    """An image on the shared file system, pushed to every node and mounted there."""
+    """Start from an image on the shared file system, pushed to every node and mounted there."""
     return _staged(setup, nodes, ranks, _image(setup), lambda node: f"staged-{node}/env/bin/python")
 
 
@@ -184,9 +187,10 @@ def _image(setup: StartSetup) -> Path:
 
 
 def sbcast(setup: StartSetup, nodes: int, ranks: int) -> Sample:
-    """A tar archive by Slurm's own sbcast in this allocation, unpacked on every node.
+    """Start from a tar archive that Slurm's sbcast copies in this allocation, unpacked on every node.
 
-    One process gives sbcast the archive, so the shared file system is read once, through the first client."""
+    One process gives sbcast the archive, so the shared file system is read once, through the first client.
+    """
     have = int(setup.environ.get("SLURM_JOB_NUM_NODES", "0") or 0)
     if have < nodes:
         raise NotMeasuredError(f"the allocation has {have} nodes" if have else "sbcast needs an allocation of Slurm")
@@ -206,7 +210,7 @@ def sbcast(setup: StartSetup, nodes: int, ranks: int) -> Sample:
 
 
 def _allocated_sbcast(setup: StartSetup, nodes: int, source: Path, target: Path) -> tuple[list[Path], float]:
-    """By the nodes of this allocation: the interpreters there, and the seconds until all are unpacked."""
+    """Return the interpreters on the nodes of this allocation, and the seconds until the archive is unpacked on all."""
     copy = target / "copy.tar"
     unpack = f'mkdir -p "{target}/n$SLURM_NODEID" && tar -x -f "{copy}" -C "{target}/n$SLURM_NODEID"'
     step = ("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap")
@@ -233,16 +237,16 @@ class StartResult:
     ready_seconds: float | None = None
     agent_calls: int | None = None
     shared_cpu_s: float | None = None
-    """Processor seconds of the measurement's own file system for those calls."""
+    """CPU seconds that the measurement's own file system used for those calls."""
     cpu_seconds: float | None = None
-    """Processor seconds of bringing files to all nodes, for the cases that do and where it was measured."""
+    """CPU seconds of bringing files to all nodes, for the cases that do this and if it was measured."""
     samples: tuple[float, ...] = ()
     costs: Costs = field(default_factory=dict)
     not_measured: str = ""
 
 
 def make_result(case: str, nodes: int, ranks: int, samples: list[Sample]) -> StartResult:
-    """Medians, with the whole range beside them."""
+    """Return medians together with the whole range."""
     seconds = [sample.seconds for sample in samples]
     return StartResult(
         case=case,
@@ -277,9 +281,12 @@ def measure(
     *,
     warm_up: int = 0,
 ) -> list[StartResult]:
-    """All cases at all sizes, in rounds; the first `warm_up` rounds fill the machine's caches and are discarded."""
+    """Measure all cases at all sizes, in rounds.
+
+    The first `warm_up` rounds fill the machine's caches and are discarded.
+    """
     samples: dict[tuple[str, int], list[Sample]] = {(case, nodes): [] for nodes in sizes for case in cases}
-    # The second start is that of the cache, where both are measured.
+    # If both cases are measured, the second start comes from the measurement of the cache.
     order = [(case, nodes) for case, nodes in samples if case != "second" or "cache" not in cases]
     if warm_up:
         discarded: dict[tuple[str, int], list[Sample]] = {each: [] for each in samples}
@@ -303,8 +310,10 @@ def measure(
 def in_rounds(
     order: Sequence[tuple[str, int]], repeat: int, tell: Callable[[str], None], one: Callable[[str, int], None]
 ) -> dict[tuple[str, int], str]:
-    """Measure all cases and sizes one after the other in every round, so that a busy minute hurts all of them alike.
-    Returns why some cannot be measured."""
+    """Measure all cases and sizes one after the other in every round, so that a busy minute affects all of them alike.
+
+    Returns the reasons why some cannot be measured.
+    """
     missing: dict[tuple[str, int], str] = {}
     for turn in range(repeat):
         for case, nodes in order:

@@ -1,7 +1,7 @@
-"""Several nodes on one machine: each with an address, a client of the shared file system, agents and ranks of its own.
+"""Several nodes on one machine, each with an address, a client of the shared file system, agents and ranks.
 
-The agents are started exactly as a launcher would start them, from the file in the run folder, which is read through
-the node's own client: so their start is counted too.
+The agents are started exactly as a launcher would start them, from the file in the run directory. The node's client
+reads this file, so the start of the agents is counted too.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Process = subprocess.Popen[bytes]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedTraffic:
-    """What the shared file system has seen so far."""
+    """Calls and bytes on the shared file system so far."""
 
     calls: int
     bytes: int
     cpu_s: float = 0.0
-    """Processor time of the file system's own program: what the measurement itself costs."""
+    """CPU time of the file system's program, which is the cost of the measurement itself."""
 
     def since(self, before: SharedTraffic) -> SharedTraffic:
         cpu_s = self.cpu_s - before.cpu_s
@@ -52,7 +52,7 @@ class SharedTraffic:
 
 
 class Clients:
-    """One client of the shared file system per node. `path(node)` is what that node sees."""
+    """One client of the shared file system per node. `path(node)` is the mount of that node."""
 
     def __init__(self, work: Path, nodes: int, exports: Mapping[str, str], limits: Limits) -> None:
         self._work = work
@@ -106,13 +106,13 @@ class Clients:
 
 
 class Paths(Protocol):
-    """What a node sees: a folder for each."""
+    """The directory of each node."""
 
     def path(self, node: int | str) -> Path: ...
 
 
 class Network(Protocol):
-    """Nodes with a network of their own: their addresses, and the words before a command that make it run there."""
+    """Nodes with separate networks: their addresses, and the argv prefix that runs a command on a node."""
 
     @property
     def hosts(self) -> tuple[str, ...]: ...
@@ -122,13 +122,13 @@ class Network(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hosted:
-    """Running agents: how long they took to come up, and where the nodes' things are."""
+    """Running agents: their start-up time, and the directories of the nodes."""
 
     ready_s: float
     folder: Path
     run_id: str
     ended: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """The last figures of each node's service; there when the block has ended."""
+    """The last figures of each node's service, available after the block has ended."""
 
     def view(self, node: int) -> Path:
         return Path(self.state_dir(node)) / "view"
@@ -141,10 +141,11 @@ class Hosted:
 def hosted(
     clients: Paths, nodes: int, run: Path, work: Path, service: ServiceSpec, network: Network | None = None
 ) -> Iterator[Hosted]:
-    """Agents with one service on every node; all are up when the block begins, and gone when it ends.
+    """Run agents with one service on every node. All are up when the block begins, and gone when it ends.
 
-    `run` is the folder that the clients show as `run`: the file that travels is put there. Without a `network` the
-    nodes are addresses of this machine's loopback."""
+    `run` is the directory that the clients show as `run`. The agent file is written there. Without a `network`, the
+    nodes are addresses of this machine's loopback.
+    """
     run_id = f"b{random.randrange(1 << 40):x}"
     net = f"127.{random.randrange(64, 250)}.{random.randrange(250)}"
     manifest = AgentManifest(
@@ -185,7 +186,7 @@ def _close_inputs(agents: Sequence[Process]) -> None:
 
 
 def _last_figures(agent: Process, service: str) -> dict[str, Any]:
-    """What the agent says when it ends; nothing where it does not."""
+    """Return the figures that the agent reports when it ends, or an empty dict without a report."""
     deadline, reader = time.monotonic() + _END_S, MessageReader()
     while raw := _line(agent, deadline - time.monotonic()):
         line = reader.read_line(raw.decode(errors="replace")) or {}
@@ -215,10 +216,13 @@ def _wait_up(agent: Process, node: int) -> None:
 
 
 def run_ranks(pythons: Sequence[Path], ranks: int, code: str, home: Path) -> float:
-    """Start `ranks` interpreters per node at once and wait for all. Seconds from the first start to the last end."""
+    """Start `ranks` interpreters per node at once and wait for all.
+
+    Returns the seconds from the first start to the last end.
+    """
     env = {"PATH": os.defpath, "HOME": str(home), "PYTHONNOUSERSITE": "1", "OMP_NUM_THREADS": "1"}
     began = time.monotonic()
-    apart = f"import sys; del sys.path[0]\n{code}"  # the current folder
+    apart = f"import sys; del sys.path[0]\n{code}"  # removes the current directory
     children = [_popen([str(python), "-c", apart], env) for python in pythons for _ in range(ranks)]
     deadline = began + _RANKS_S
     try:
@@ -244,7 +248,7 @@ def run_ranks(pythons: Sequence[Path], ranks: int, code: str, home: Path) -> flo
 
 
 def _ended(child: Process, timeout_s: float) -> bool:
-    """Waits for a process without looking again and again, which `Popen.wait` does every 50 ms."""
+    """Wait for a process without polling. `Popen.wait` polls every 50 ms."""
     fd = os.pidfd_open(child.pid)
     try:
         watch = select.poll()
@@ -266,7 +270,7 @@ def _popen(argv: Sequence[str], env: Mapping[str, str]) -> Process:
         stderr=subprocess.PIPE,
         env=dict(env),
         cwd="/",
-        bufsize=0,  # a line that waits in a buffer of ours is none that `select` could see
+        bufsize=0,  # `select` cannot detect a line in a buffer of this process
         start_new_session=True,
         preexec_fn=pdeathsig(signal.SIGTERM),  # noqa: PLW1509  one system call
     )
@@ -293,7 +297,7 @@ def _said(process: Process) -> str:
 
 
 def _end(process: Process) -> None:
-    """Close its standard input, wait, insist."""
+    """Close the standard input and wait. On timeout, send SIGTERM and then SIGKILL."""
     if process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()

@@ -1,4 +1,4 @@
-"""`bench start` as a record: what was measured by case and number of nodes, and what could not be."""
+"""Make the record of `bench start`: results by case and number of nodes, and the cases that were not measured."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FIGURES = {
 def start_record(
     rows: Sequence[Mapping[str, Any]], *, options: Mapping[str, Any], machine: Mapping[str, Any], **values: Any
 ) -> BenchRecord:
-    """The record of rows as `--json` shows them; those that were not measured are told as skipped."""
+    """Return the record of rows in the format of `--json`. Rows that were not measured are listed as skipped."""
     measured = tuple(measurement(row) for row in rows if row["seconds"] is not None)
     missing = [row for row in rows if row["seconds"] is None]
     nodes = max((int(row["nodes"]) for row in rows), default=1)
@@ -51,7 +51,7 @@ def start_record(
 
 
 def measurement(row: Mapping[str, Any]) -> Measurement:
-    """A row of `--json` as a record has it."""
+    """Return a row of `--json` as a row of a record."""
     labels = {name: row[name] for name in _LABELS if name in row}
     return Measurement(
         labels=labels,
@@ -66,7 +66,7 @@ def measurement(row: Mapping[str, Any]) -> Measurement:
 
 
 def _stage_figures(costs: Mapping[str, Sequence[float]]) -> dict[str, Figure]:
-    """Seconds of each stage, and processor seconds of each kind of thread; their calls and switches in the formula."""
+    """Return seconds of each stage and CPU seconds of each kind of thread. The formula has their calls and switches."""
     found = {}
     for name, (calls, seconds) in costs.items():
         counted_as = "switches" if " thread " in name else "calls"

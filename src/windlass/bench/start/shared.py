@@ -1,8 +1,9 @@
-"""A shared file system for measurements: a read-only pass-through whose calls and bytes are counted and can be limited.
+"""A shared file system for measurements: a read-only pass-through that counts and can limit calls and bytes.
 
-One mount is one client, as a node has it: it knows names of folders and pages it has read, but asks for every file it
-looks for, as clients of parallel file systems do. All clients of one `Pace` share the servers' rates. Run as a program:
-`python -m windlass.bench.start.shared SETTINGS`, once per client; it ends with its standard input.
+One mount is one client, like the client of one node. It caches directory names and pages that it has read, but sends a
+request for every file lookup, like clients of parallel file systems. All clients of one `Pace` share the rates of the
+servers. Run it as a program, once per client: `python -m windlass.bench.start.shared SETTINGS`. It ends when its
+standard input is closed.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ _OPEN_OUT = struct.Struct("<QII")
 _DIRENT = struct.Struct("<QQII")
 _KEEP_CACHE, _CACHE_DIR = 1 << 1, 1 << 3
 _FOREVER_S = 1 << 31
-# No message-free open, no entries with attributes in directory reads: every look at a file is a call that counts.
+# No message-free open, and no entries with attributes in directory reads. So every file lookup is a counted call.
 _FLAGS = (1 << 0) | (1 << 18) | (1 << 22)
 _SLOT = struct.Struct("<qqq")
 _TIMES = struct.Struct("<dd")
-_THREADS = 64  # as many calls at a time as a real client has under way; those that wait cost nothing
+_THREADS = 64  # as many concurrent calls as a real client has. Waiting calls cost nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What the servers of the shared file system can do for all clients together. Zero: no limit."""
+    """The capacity of the servers of the shared file system for all clients together. Zero means no limit."""
 
     latency_s: float = 0.0
     calls_per_s: float = 0.0
@@ -62,7 +63,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientSettings:
-    """One client. `exports` are folders by the name under which the mount shows them."""
+    """One client. `exports` are directories by the name under which the mount shows them."""
 
     where: str
     exports: dict[str, str]
@@ -72,7 +73,7 @@ class ClientSettings:
 
 
 class Counters:
-    """Calls and bytes of one client, in a file that the measuring process reads while it counts."""
+    """Calls and bytes of one client, in a file that the measuring process reads at the same time."""
 
     def __init__(self, path: str) -> None:
         with contextlib.suppress(FileExistsError):
@@ -82,19 +83,19 @@ class Counters:
         self._lock = threading.Lock()
 
     def add(self, calls: int, size: int, spent_ns: int = 0) -> None:
-        """`spent_ns`: processor time of this program for the calls."""
+        """Add calls and bytes. `spent_ns` is the CPU time of this program for the calls."""
         with self._lock:
             old_calls, old_bytes, old_ns = _SLOT.unpack_from(self._map)
             _SLOT.pack_into(self._map, 0, old_calls + calls, old_bytes + size, old_ns + spent_ns)
 
     def read(self) -> tuple[int, int, int]:
-        """Calls, bytes, and nanoseconds of processor time."""
+        """Return calls, bytes, and nanoseconds of CPU time."""
         calls, size, spent_ns = _SLOT.unpack_from(self._map)
         return calls, size, spent_ns
 
 
 class Pace:
-    """Lets all clients together make so many calls and read so many bytes a second: each takes its turn in a file."""
+    """Limit calls and bytes per second of all clients together. The clients reserve their turns in a shared file."""
 
     def __init__(self, path: str, limits: Limits) -> None:
         self._limits = limits
@@ -124,7 +125,7 @@ class Pace:
 
 
 class Client:
-    """Answers the kernel for one mount."""
+    """Answer the kernel for one mount."""
 
     def __init__(self, settings: ClientSettings, device: int) -> None:
         self._device = device
@@ -138,7 +139,7 @@ class Client:
         self._next = 1
 
     def serve(self, threads: int) -> None:
-        """Blocks until the client is unmounted."""
+        """Block until the client is unmounted."""
         others = [threading.Thread(target=self._loop, daemon=True) for _ in range(threads - 1)]
         for thread in others:
             thread.start()
@@ -206,7 +207,7 @@ class Client:
         raise OSError(errno.ENOSYS, "not needed")
 
     def _real(self, path: bytes) -> bytes:
-        """Where a path of the mount really lies; `OSError` for a name that is not exported."""
+        """Return the real path of a path in the mount. Raises `OSError` for a name that is not exported."""
         name, _, rest = path[1:].partition(b"/")
         base = self._exports.get(name)
         if base is None:
@@ -257,7 +258,7 @@ def settings_text(settings: ClientSettings) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Mounts, says `ready`, serves until standard input ends, unmounts."""
+    """Mount, print `ready`, serve until standard input ends, then unmount."""
     told = json.loads(argv[0])
     settings = ClientSettings(**{**told, "limits": Limits(**told["limits"])})
     device = mount(settings.where, BENCH_SOURCE, allow_other=False)

@@ -9,7 +9,7 @@ from windlass.base.pages.svg import Bar, bar_chart
 from windlass.bench.record import BenchRecord, Measurement
 from windlass.bench.reference import References
 
-# Heading, figure, and how it is written. A figure that no row has gets no column.
+# Heading, figure, and format. A figure that no row has gets no column.
 _COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("before", "ready_seconds", "{:.2f}".format),
     ("shared calls", "shared_calls", "{:,.0f}".format),
@@ -31,7 +31,7 @@ def is_push(row: Measurement) -> bool:
 
 
 def text(record: BenchRecord) -> str:
-    """A line for each case and number of nodes: the median, the whole range, and what it cost."""
+    """Return a line for each case and number of nodes: the median, the whole range, and the costs."""
     columns = [column for column in _COLUMNS if any(column[1] in row.figures for row in record.rows)]
     body = [("case", "nodes", "ranks", "seconds", "range", *(heading for heading, _, _ in columns))]
     for row in record.rows:

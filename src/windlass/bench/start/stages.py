@@ -1,4 +1,4 @@
-"""Where a cold start's time went: the stages of the caches' processes, asked of them when the ranks are done."""
+"""The time of a cold start by stage, queried from the cache processes after the ranks have ended."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from typing import Any
 from windlass.node.cache import control
 
 _NEWS_S = 0.7
-"""The mount process tells its figures every half second."""
+"""The mount process sends its figures every half second."""
 _ROLES = ("peer", "mount")
 Costs = dict[str, tuple[float, float]]
-"""By "node role: stage": calls and seconds; by "node role thread NAME": switches and processor seconds."""
+"""By "node role: stage": calls and seconds. By "node role thread NAME": switches and CPU seconds."""
 
 
 def read_costs(state_dirs: Sequence[str]) -> Costs:
-    """What the caches of all nodes spent so far: node 0, which reads the shared file system, and the mean of the rest
-    by itself. Empty where one does not answer any more."""
+    """Return the costs of the caches of all nodes so far.
+
+    Node 0, which reads the shared file system, is listed separately from the mean of the other nodes. The result is
+    empty if a cache no longer answers.
+    """
     time.sleep(_NEWS_S)
     try:
         found = [node_costs(control.status(state_dir)[0]) for state_dir in state_dirs]
@@ -33,7 +36,7 @@ def read_costs(state_dirs: Sequence[str]) -> Costs:
 
 
 def node_costs(status: Mapping[str, Any]) -> Costs:
-    """The stages and threads of one node's two processes."""
+    """Return the stages and threads of one node's two processes."""
     costs: Costs = {}
     for role in _ROLES:
         own = status if role == "peer" else status.get("mount", {})
@@ -45,7 +48,7 @@ def node_costs(status: Mapping[str, Any]) -> Costs:
 
 
 def mean_costs(samples: Sequence[Costs]) -> Costs:
-    """The mean over rounds; a stage that a round did not see counts as zero there."""
+    """Return the mean over rounds. A stage that is missing in a round counts as zero there."""
     rounds = [sample for sample in samples if sample]
     names = dict.fromkeys(name for sample in rounds for name in sample)
     values = {name: [sample.get(name, (0.0, 0.0)) for sample in rounds] for name in names}
@@ -59,7 +62,7 @@ def mean_costs(samples: Sequence[Costs]) -> Costs:
 
 
 def costs_text(title: str, costs: Mapping[str, tuple[float, float]]) -> str:
-    """A table: calls, milliseconds of one, seconds of all."""
+    """Return a table: calls, milliseconds per call, total seconds."""
     lines = [title, f"  {'stage':<42}{'calls':>10}{'ms each':>10}{'seconds':>10}"]
     for name, (calls, seconds) in sorted(costs.items()):
         each = f"{1000 * seconds / calls:.3f}" if calls and " thread " not in name else ""

@@ -1,6 +1,6 @@
-"""The folder that a measurement works in: gone when it ends, and where it was killed, gone when the next one starts.
+"""The work directory of a measurement. It is removed at the end, or after a kill when the next measurement starts.
 
-Copies of a gigabyte per node are too much to leave lying about, in memory above all.
+Copies of a gigabyte per node are too large to leave behind, above all in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _LOCK = ".lock"
 
 @contextlib.contextmanager
 def work_folder(wanted: str | None) -> Iterator[Path]:
-    """A new folder below `wanted`, or where temporary files go. It is ours as long as we hold its lock."""
+    """Create a new directory below `wanted`, or below the temporary directory.
+
+    We own it as long as we hold its lock.
+    """
     if wanted is not None:
         Path(wanted).mkdir(parents=True, exist_ok=True)
     folder = new_folder(_PREFIX, wanted)
@@ -34,7 +37,7 @@ def work_folder(wanted: str | None) -> Iterator[Path]:
 
 
 def sweep_folders(above: Path) -> tuple[Path, ...]:
-    """Remove our folders below `above` whose lock nobody holds; returns them. What has no lock is left alone."""
+    """Remove our directories below `above` whose lock is free, and return them. Directories without a lock are kept."""
     swept = []
     for folder in sorted(above.glob(f"{_PREFIX}*")):
         with contextlib.suppress(FileNotFoundError):

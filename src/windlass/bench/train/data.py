@@ -1,8 +1,8 @@
-"""Training data: fresh random batches made on the device.
+"""Training data: new random batches made on the device.
 
-A batch depends on the seed, the step and its place in the global batch alone, so that one rank with two micro-steps
-and two ranks with one see the same global batch. Random data has something to learn in it: a loss that falls shows
-that the step really trains.
+A batch depends only on the seed, the step and its place in the global batch. So one rank with two micro-steps and two
+ranks with one get the same global batch. The random data contains a pattern that a model can learn, so a falling loss
+shows that the step really trains.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _CLASSES_SHOWN = 16
 
 
 class RandomTokens:
-    """Pairs of tokens: the first of each is uniform, the second follows from it. Half of the text can be learnt."""
+    """Pairs of tokens: the first is uniform, the second follows from it. Half of the text can be learnt."""
 
     def __init__(self, *, vocabulary: int, sequence: int, batch: int, seed: int, device: torch.device) -> None:
         self._alphabet = min(vocabulary, _ALPHABET)
@@ -26,7 +26,7 @@ class RandomTokens:
         self._device = device
 
     def batch(self, step: int, place: int) -> tuple[Tensor, Tensor]:
-        """Tokens and the tokens that follow them, both (batch, sequence)."""
+        """Return tokens and the tokens that follow them, both (batch, sequence)."""
         self._generator.manual_seed(_mix(self._seed, step, place))
         first = torch.randint(self._alphabet, self._shape, generator=self._generator, device=self._device)
         second = (first * 5 + 7) % self._alphabet
@@ -35,8 +35,7 @@ class RandomTokens:
 
 
 class RandomImages:
-    """Noise over a coarse pattern that depends on the class; only some classes appear, so a short run can learn
-    them."""
+    """Noise over a coarse pattern that depends on the class. Only some classes occur, so a short run can learn them."""
 
     def __init__(
         self, *, image: int, classes: int, batch: int, seed: int, dtype: torch.dtype, device: torch.device
@@ -53,7 +52,7 @@ class RandomImages:
         self._patterns = coarse.to(dtype, memory_format=torch.channels_last)
 
     def batch(self, step: int, place: int) -> tuple[Tensor, Tensor]:
-        """Images (batch, 3, image, image) in channels-last memory, and their classes."""
+        """Return images (batch, 3, image, image) in channels-last memory, and their classes."""
         self._generator.manual_seed(_mix(self._seed, step, place))
         size = (self._batch, self._image, self._image, 3)
         labels = torch.randint(self._shown, (self._batch,), generator=self._generator, device=self._device)
@@ -63,5 +62,5 @@ class RandomImages:
 
 
 def _mix(seed: int, step: int, place: int) -> int:
-    """One number from three, different for all that a run meets."""
+    """Combine three numbers into one that is unique within a run."""
     return (seed * 1_000_003 + step) * 1_000_003 + place

@@ -1,4 +1,4 @@
-"""The device a step runs on: which one, what suits it, and its clock. The one place that tells vendors apart."""
+"""The device of a step: selection, defaults and clock. Only this module distinguishes vendors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Vendor = Literal["nvidia", "amd", "intel", "cpu"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """One accelerator (or the CPU), with the defaults that suit it."""
+    """One accelerator (or the CPU), with suitable defaults."""
 
     kind: Literal["cuda", "xpu", "cpu"]
     index: int
@@ -35,7 +35,7 @@ class Device:
 
 
 def find_device(kind: str | None, local_rank: int = 0) -> Device:
-    """The device of this rank; an error where the asked kind, or one for this local rank, is not there."""
+    """Return the device of this rank. Raises an error if the kind, or a device for this local rank, is missing."""
     if kind is None:
         kind = "cuda" if torch.cuda.is_available() else "xpu" if torch.xpu.is_available() else "cpu"
     if kind == "cpu":
@@ -46,7 +46,7 @@ def find_device(kind: str | None, local_rank: int = 0) -> Device:
     if not module.is_available():
         raise MachineError(f"this torch {torch.__version__} sees no {kind} device", hint="try --device cpu")
     count = module.device_count()
-    # A launcher that shows each rank one device gives it index 0, whatever the local rank.
+    # A launcher that shows each rank one device gives it index 0, for every local rank.
     index = local_rank if count > 1 else 0
     if index >= count:
         raise MachineError(f"local rank {local_rank} has no device: {count} visible", hint="start fewer ranks per node")
@@ -65,7 +65,7 @@ def _cpu() -> Device:
         precision="fp32",
         compile=False,
         collective="gloo",
-        # torch multiplies fp8 on the CPU too: slow, but the same numbers, which is what the tests need.
+        # torch also multiplies fp8 on the CPU. It is slow, but gives the same numbers, as the tests need.
         fp8=(torch.float8_e4m3fn, torch.float8_e5m2),
     )
 
@@ -111,13 +111,13 @@ def _fp8_types(properties: Any, *, amd: bool) -> tuple[torch.dtype, torch.dtype]
 
 
 def allow_tf32(on: bool) -> None:
-    """fp32 matrix products and convolutions may (or may not) round their inputs to TF32."""
+    """Allow or forbid that fp32 matrix products and convolutions round their inputs to TF32."""
     torch.set_float32_matmul_precision("high" if on else "highest")
     torch.backends.cudnn.allow_tf32 = on
 
 
 def synchronize(device: Device) -> None:
-    """Return when the device has done all it was given."""
+    """Return when the device has completed all its work."""
     if device.kind == "cuda":
         torch.cuda.synchronize()
     elif device.kind == "xpu":
@@ -125,7 +125,7 @@ def synchronize(device: Device) -> None:
 
 
 def peak_memory_bytes(device: Device) -> int:
-    """The most that tensors took at once since the start, 0 where the device does not count."""
+    """Return the peak memory of tensors since the start, or 0 if the device does not count it."""
     if device.kind == "cuda":
         return int(torch.cuda.max_memory_allocated())
     if device.kind == "xpu":
@@ -134,7 +134,7 @@ def peak_memory_bytes(device: Device) -> int:
 
 
 class StepClock:
-    """Times between marks on the device's own clock, so that timing does not make the host wait for the device."""
+    """Times between marks on the device's clock, so that timing does not make the host wait for the device."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -151,16 +151,16 @@ class StepClock:
 
     @property
     def count(self) -> int:
-        """How many marks there are."""
+        """The number of marks."""
         return len(self._marks)
 
     def wait_for(self, back: int) -> None:
-        """Wait for the mark `back` marks ago: keeps the host from running far ahead of the device."""
+        """Wait for the mark `back` marks ago. This keeps the host from running far ahead of the device."""
         if self._device.kind != "cpu" and len(self._marks) > back:
             self._marks[-1 - back].synchronize()
 
     def intervals_s(self) -> tuple[float, ...]:
-        """Seconds between each mark and the next; waits for the device."""
+        """Return the seconds between each mark and the next. Waits for the device."""
         synchronize(self._device)
         pairs = list(zip(self._marks, self._marks[1:], strict=False))
         if self._device.kind == "cpu":

@@ -1,4 +1,4 @@
-"""What ends a run early: Ctrl-C and a rank that dies, which keep what was measured, and a device without room."""
+"""Early ends of a run: Ctrl-C and a rank that dies, which keep the measurements, and a device without free memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ log = logging.getLogger(__name__)
 
 
 class Pace:
-    """When to tell what was measured so far: after a second, then whenever a tenth more time has passed.
+    """When to report the measurements so far: after a second, then each time the run is a tenth longer.
 
-    Each time costs a wait for the device, and a record as long as the run: so not after every step."""
+    Each report costs a wait for the device, and a record as long as the run. So it is not sent after every step.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -34,10 +35,10 @@ class Pace:
 
 @contextmanager
 def stop_kept(alone: bool, clock: StepClock) -> Iterator[None]:
-    """Let Ctrl-C end the measured steps early and keep those that are done, where there is at least one.
+    """On Ctrl-C, end the measured steps early and keep the completed steps, if there is at least one.
 
-    Only for a run of one rank: others would wait in a collective for the one that stopped. What they measured was told
-    on the way (see `Pace`).
+    Only for a run of one rank, because other ranks would wait in a collective for the stopped one. Their measurements
+    were reported during the run (see `Pace`).
     """
     try:
         yield
@@ -49,7 +50,7 @@ def stop_kept(alone: bool, clock: StepClock) -> Iterator[None]:
 
 @contextmanager
 def out_of_memory_explained(device: Device, smaller: str) -> Iterator[None]:
-    """Turn torch's out-of-memory error into ours; `smaller` says what to change."""
+    """Convert torch's out-of-memory error into a `MachineError`. `smaller` is the advice for the hint."""
     try:
         yield
     except torch.OutOfMemoryError as error:

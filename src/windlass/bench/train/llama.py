@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from windlass.bench.train.device import Vendor
 from windlass.bench.train.options import Checkpointing, LlamaSize
 
-# Best first; torch takes the first that can run the case. cuDNN's attention is the fastest on Hopper.
+# Best first. torch takes the first that can run the case. cuDNN's attention is the fastest on Hopper.
 ATTENTION: dict[Vendor, tuple[SDPBackend, ...]] = {
     "nvidia": (
         SDPBackend.CUDNN_ATTENTION,
@@ -94,7 +94,10 @@ class Llama(nn.Module):  # type: ignore[misc]
 
 
 def rotary_table(positions: int, head_width: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin of shape (positions, head_width / 2), in fp32: bf16 cannot tell position 4001 from 4002."""
+    """Return cos and sin of shape (positions, head_width / 2), in fp32.
+
+    bf16 cannot distinguish position 4001 from 4002.
+    """
     inverse = theta ** (-torch.arange(0, head_width, 2, device=device, dtype=torch.float32) / head_width)
     angles = torch.outer(torch.arange(positions, device=device, dtype=torch.float32), inverse)
     return angles.cos(), angles.sin()
@@ -114,10 +117,10 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def initialize(
     module: nn.Module, prefix: str, *, layers: int, seed: int, device: torch.device, recurse: bool = True
 ) -> None:
-    """Materialise a module's meta parameters on `device` with values that depend on the seed and their names alone.
+    """Materialise a module's meta parameters on `device` with values that depend only on the seed and their names.
 
-    So a block can be made and sharded before the next one is made, and every way to split the model starts equal.
-    Standard deviation 0.02, smaller by √(2·layers) for the two products that write to the residual stream.
+    So a block can be created and sharded before the next one is created, and all parallel modes start with equal
+    weights. Standard deviation 0.02, smaller by √(2·layers) for the two products that write to the residual stream.
     """
     module.to_empty(device=device, recurse=recurse)
     for name, parameter in module.named_parameters(recurse=recurse):
@@ -133,7 +136,7 @@ def initialize(
 
 
 def _stable_hash(text: str) -> int:
-    value = 1469598103934665603  # FNV-1a: Python's own hash differs between processes
+    value = 1469598103934665603  # FNV-1a, because Python's own hash differs between processes
     for byte in text.encode():
         value = ((value ^ byte) * 1099511628211) % 2**63
     return value

@@ -1,4 +1,4 @@
-"""The language-model training loop, from nothing to a measured result. Read it top to bottom."""
+"""The language-model training loop, from start to measured result. Read it top to bottom."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def train_llm(options: LlmOptions, so_far: SoFar | None = None) -> TrainResult:
 
 
 def smaller(options: LlmOptions) -> str:
-    """What to try where the device has no room, less what is tried already."""
+    """Return advice for a device without enough memory. It omits measures that are already in use."""
     words = ["a smaller --micro-batch"] if options.micro_batch > 1 else []
     words += {"none": ["--checkpointing selective or full"], "selective": ["--checkpointing full"]}.get(
         options.checkpointing, ["a shorter --sequence"]
@@ -44,7 +44,7 @@ def smaller(options: LlmOptions) -> str:
 
 
 def resolve(options: Options, device: Device) -> Options:
-    """The options with every None replaced by what suits the device."""
+    """Return the options with every None replaced by a suitable value for the device."""
     return replace(
         options,
         device=device.kind,
@@ -108,7 +108,7 @@ def _model(options: LlmOptions, device: Device) -> nn.Module:
 
 
 def _optimizer(model: nn.Module, device: Device) -> torch.optim.Optimizer:
-    """AdamW; norms do not decay."""
+    """Return AdamW. Norms do not decay."""
     groups = [
         {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": _WEIGHT_DECAY},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
@@ -117,12 +117,15 @@ def _optimizer(model: nn.Module, device: Device) -> torch.optim.Optimizer:
 
 
 def warm_learning_rate(peak: float, step: int, *, warmup: int = 10) -> float:
-    """Rises linearly over the first steps, then stays: a cold Adam takes steps of full size on noise."""
+    """Return a rate that rises linearly over the first steps and then stays constant.
+
+    A cold Adam takes steps of full size on noise.
+    """
     return peak * min(1.0, (step + 1) / warmup)
 
 
 def check_memory(options: LlmOptions, device: Device, ranks: int) -> None:
-    """Refuse a model whose state alone is larger than the device, before a login node is driven out of memory."""
+    """Reject a model whose state alone is larger than the device, before a login node runs out of memory."""
     assert options.precision is not None
     needed = state_bytes(llama_size(options.model).parameters, options.precision, options.parallel, ranks)
     if needed > device.memory_bytes:

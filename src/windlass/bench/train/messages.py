@@ -1,4 +1,4 @@
-"""A training run as the message of its rank: plain values with the samples, and the figures with their formulas."""
+"""Convert a training run to the message of its rank: plain values with samples, and figures with formulas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from windlass.bench.train.steps import TrainResult
 
 
 def train_message(result: TrainResult) -> dict[str, Any]:
-    """What a run measured. Rates are per device, by the median step."""
+    """Return the measurements of a run. Rates are per device, by the median step."""
     options = result.options
     if isinstance(options, LlmOptions):
         case, figures = "llm", _llm_figures(result, options)
@@ -52,7 +52,7 @@ def _llm_figures(result: TrainResult, options: LlmOptions) -> dict[str, measure.
 
 
 def _resnet_figures(result: TrainResult, options: ResNetOptions) -> dict[str, measure.Figure]:
-    """With mean ± 1.96 σ, as Horovod's benchmark prints it."""
+    """Return the figures of a ResNet run, with mean ± 1.96 σ as in Horovod's benchmark."""
     rates = [options.batch / s for s in result.step_s]
     overall = measure.spread(rates)
     median = measure.percentile(result.step_s, 50)
@@ -65,7 +65,7 @@ def _resnet_figures(result: TrainResult, options: ResNetOptions) -> dict[str, me
 
 
 def check_loss(losses: tuple[float, ...]) -> tuple[str, ...]:
-    """What is wrong with a loss curve, in words; nothing where it is finite and falls."""
+    """Return the problems of a loss curve as phrases. The result is empty if the loss is finite and falls."""
     wrong = []
     if not all(math.isfinite(loss) for loss in losses):
         wrong.append("the loss is not finite")

@@ -1,4 +1,4 @@
-"""What can be asked of the training step, and the sizes of the models. Values only: no torch in here."""
+"""The options of the training step, and the sizes of the models. Values only, without torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LlamaSize:
 
     @property
     def parameters(self) -> int:
-        """All of them, embedding and head included: the N of 6·N·tokens."""
+        """The number of all parameters, embedding and head included: the N of 6·N·tokens."""
         attention = self.width * self.head_width * (2 * self.heads + 2 * self.kv_heads)
         block = attention + 3 * self.width * self.hidden + 2 * self.width
         return self.layers * block + 2 * self.vocabulary * self.width + self.width
@@ -60,7 +60,7 @@ RESNETS: dict[str, tuple[int, int, int, int]] = {
 
 
 def state_bytes(parameters: int, precision: Precision, parallel: Parallel, ranks: int) -> int:
-    """What weights, gradients, moments and low-precision copies take on each device, activations not counted."""
+    """Return the bytes of weights, gradients, moments and low-precision copies on each device, without activations."""
     masters = 4 * 4 * parameters
     if parallel == "fsdp":
         return masters // ranks
@@ -68,19 +68,19 @@ def state_bytes(parameters: int, precision: Precision, parallel: Parallel, ranks
 
 
 def learning_rate_for(size: LlamaSize) -> float:
-    """A peak that lowers the loss of random text within ten steps: 3e-4 makes a model of 7B diverge there."""
+    """Return a peak that lowers the loss of random text within ten steps. There, 3e-4 makes a model of 7B diverge."""
     return 3e-4 if size.parameters < 1e9 else 3e-5
 
 
 def llama_size(name: str) -> LlamaSize:
-    """The size of that name, or an error that names the nearest."""
+    """Return the size of that name. The error for an unknown name suggests the nearest one."""
     if name not in LLAMAS:
         raise unknown_name("model", name, LLAMAS)
     return LLAMAS[name]
 
 
 def resnet_blocks(name: str) -> tuple[int, int, int, int]:
-    """Blocks per stage of that ResNet, or an error that names the nearest."""
+    """Return the blocks per stage of that ResNet. The error for an unknown name suggests the nearest one."""
     if name not in RESNETS:
         raise unknown_name("model", name, RESNETS)
     return RESNETS[name]
@@ -88,7 +88,7 @@ def resnet_blocks(name: str) -> tuple[int, int, int, int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepOptions:
-    """What both loops share. None means: decided for the device (see `device.defaults`)."""
+    """The options that both loops share. None means that the device decides (see `device.Device`)."""
 
     device: Literal["cuda", "xpu", "cpu"] | None = option(None, "default: an accelerator where there is one")
     precision: Precision | None = option(None, "default: what suits the device")
@@ -117,7 +117,7 @@ class LlmOptions(StepOptions):
     learning_rate: float | None = option(None, "default: 3e-4; 3e-5 for models over 1e9")
 
     def __post_init__(self) -> None:
-        # Named, because super() without arguments does not survive a dataclass with slots.
+        # Named explicitly, because super() without arguments does not work in a dataclass with slots.
         StepOptions.__post_init__(self)
         llama_size(self.model)
         for name in ("sequence", "micro_batch", "accumulation"):

@@ -1,4 +1,4 @@
-"""One model over many ranks: DDP or FSDP2, and what differs between them inside a step."""
+"""One model over many ranks: DDP or FSDP2, and their differences inside a step."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ _TIMEOUT = timedelta(seconds=300)
 
 @contextmanager
 def process_group(world: World, parallel: Parallel, device: Device) -> Iterator[None]:
-    """Join the ranks for the time of the block. FSDP of one rank needs a group too; without any launcher it is a
-    local one."""
+    """Join the ranks during the block.
+
+    FSDP with one rank needs a group too. Without a launcher it is a local group.
+    """
     if parallel == "none":
         if world.size > 1:
             raise UsageError(f"{world.size} ranks but --parallel none", hint="use --parallel ddp or fsdp")
@@ -45,14 +47,16 @@ def process_group(world: World, parallel: Parallel, device: Device) -> Iterator[
 
 
 def spread_llama(model: Any, parallel: Parallel, device: Device, seed: int) -> nn.Module:
-    """The model (blocks, a head, and parameters of its own) with its weights on the device, wrapped for the parallel
-    mode. Made and sharded block by block under FSDP."""
+    """Return the model with its weights on the device, wrapped for the parallel mode.
+
+    The model has blocks, a head, and further parameters. Under FSDP it is created and sharded block by block.
+    """
     make = partial(initialize, layers=model.size.layers, seed=seed, device=device.torch)
     if parallel != "fsdp":
         make(model, "")
         return _ddp(model, device) if parallel == "ddp" else model
     low = None if model.compute_type == torch.float32 else torch.bfloat16
-    # Inputs are not cast: the rotary tables must stay fp32.
+    # Inputs are not cast, because the rotary tables must stay fp32.
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
     mesh = dist.device_mesh.init_device_mesh(device.kind, (dist.get_world_size(),))
     for index, block in enumerate(model.blocks):
@@ -73,7 +77,7 @@ def _ddp(model: nn.Module, device: Device) -> nn.Module:
 
 
 def spread_resnet(model: nn.Module, parallel: Parallel, device: Device, *, fp16: bool = False) -> nn.Module:
-    """A ResNet on its device, wrapped for the parallel mode. `fp16`: DDP sends gradients in that type."""
+    """Return a ResNet on its device, wrapped for the parallel mode. `fp16`: DDP sends gradients in that type."""
     if parallel != "ddp":
         return model
     spread = _ddp(model, device)
@@ -83,7 +87,7 @@ def spread_resnet(model: nn.Module, parallel: Parallel, device: Device, *, fp16:
 
 
 def micro_step(model: nn.Module, parallel: Parallel, *, last: bool) -> AbstractContextManager[object]:
-    """Around one forward and backward: gradients are exchanged in the last micro-step of a step only."""
+    """Wrap one forward and backward pass. Gradients are exchanged only in the last micro-step of a step."""
     if parallel == "fsdp":
         model.set_requires_gradient_sync(last)
     if parallel == "ddp" and not last:
@@ -93,7 +97,7 @@ def micro_step(model: nn.Module, parallel: Parallel, *, last: bool) -> AbstractC
 
 
 def mean_over_ranks(value: float, world: World, parallel: Parallel, device: Device) -> float:
-    """The mean of one number over all ranks."""
+    """Return the mean of one number over all ranks."""
     if parallel == "none" or world.size == 1:
         return value
     tensor = torch.tensor([value], dtype=torch.float64 if device.kind == "cpu" else torch.float32, device=device.torch)

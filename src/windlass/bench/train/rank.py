@@ -1,7 +1,7 @@
-"""One rank of `bench llm` and `bench ddp`: the training step of `windlass.bench.train`, sent as messages.
+"""One rank of `bench llm` and `bench ddp`: run the training step of `windlass.bench.train` and send messages.
 
-Where asked, the device's own ceiling is measured after the run, in the same process and on the same hot device: a share
-of a ceiling that was measured another day on another node means little.
+If requested, the ceiling of the device is measured after the run, in the same process and on the same hot device. A
+share of a ceiling from another day and another node means little.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ def _work(options: LlmOptions | ResNetOptions, ceiling_s: float, out: MessageWri
 def train(
     options: LlmOptions | ResNetOptions, so_far: Callable[[dict[str, Any]], None] | None = None
 ) -> dict[str, Any]:
-    """The message of the run. `so_far` gets the message of what was measured until then, now and then, for a run that
-    does not get to its end."""
+    """Return the message of the run.
+
+    `so_far` receives the message of the measurements so far from time to time, for a run that does not finish.
+    """
     from windlass.bench.train.loop import train_llm
     from windlass.bench.train.messages import train_message
     from windlass.bench.train.resnet import train_resnet
@@ -58,7 +60,7 @@ def train(
 
 
 def _ceiling(precision: str, device: Any, seconds: float, out: MessageWriter) -> None:
-    """The sustained rate of matrix products in the precision of the step."""
+    """Measure the sustained rate of matrix products in the precision of the step."""
     import torch
 
     from windlass.bench.matmul.product import default_side, measure_matmul

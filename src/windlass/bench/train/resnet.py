@@ -1,6 +1,6 @@
-"""ResNet with bottleneck blocks (the stride on the 3×3, as the usual benchmarks have it), and its training loop.
+"""ResNet with bottleneck blocks (the stride on the 3×3, as in the usual benchmarks), and its training loop.
 
-Plain eager PyTorch, as the published tables have it. The repository's `bench/fast_resnet` has a tuned step.
+Plain eager PyTorch, as in the published tables. The repository's `bench/fast_resnet` has a tuned step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Bottleneck(nn.Module):  # type: ignore[misc]
         self.spatial_norm = nn.BatchNorm2d(width)
         self.expand = _pointwise(width, outputs)
         self.expand_norm = nn.BatchNorm2d(outputs)
-        # The last norm of a block starts at zero: each block starts as its shortcut, and training starts calm.
+        # The last norm of a block starts at zero. So each block starts as its shortcut, and training starts stable.
         nn.init.zeros_(self.expand_norm.weight)
         self.shortcut: nn.Module | None = None
         if stride != 1 or inputs != outputs:
@@ -77,7 +77,7 @@ def _pointwise(inputs: int, outputs: int, *, stride: int = 1) -> nn.Conv2d:
 
 
 def train_resnet(options: ResNetOptions, so_far: SoFar | None = None) -> TrainResult:
-    """Train on fresh random images for `warmup + steps` steps and return the times of the last `steps`."""
+    """Train on new random images for `warmup + steps` steps and return the times of the last `steps`."""
     world = read_world()
     device = find_device(options.device, world.local_rank)
     options = replace(

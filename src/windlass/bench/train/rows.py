@@ -1,4 +1,4 @@
-"""Rows of training runs, of the language model and of ResNet, from what their ranks sent, and how they are shown."""
+"""Make rows of training runs (language model and ResNet) from the messages of their ranks, and show them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from windlass.bench.runner import PartResult
 
 
 def row_of(result: PartResult, **labels: Label) -> Measurement | None:
-    """The row of one training launch, with the step times of all ranks (of the first alone where it did not get to its
-    end); None where no step was measured."""
+    """Return the row of one training launch with the step times of all ranks, or None if no step was measured.
+
+    If the launch did not finish, it has only the step times of the first rank.
+    """
     last = _last_sent(result)
     if last is None:
         return None
@@ -31,7 +33,7 @@ def row_of(result: PartResult, **labels: Label) -> Measurement | None:
 def train_measurement(
     raw: Mapping[str, Any], *, nodes: int, step_s: tuple[float, ...] | None = None, **labels: Label
 ) -> Measurement:
-    """The row of one training run; `step_s` where samples of more ranks than the first are known."""
+    """Return the row of one training run. `step_s` holds samples of more ranks than the first, if they are known."""
     options = raw["options"]
     row: dict[str, Label] = {
         "model": options["model"],
@@ -54,7 +56,7 @@ def train_measurement(
 
 
 def _memory_and_profile(raw: Mapping[str, Any]) -> dict[str, Figure]:
-    """Memory, and where the time of one more step went, where that was asked."""
+    """Return the memory and, if requested, the profile of one more step."""
     found = {}
     if raw.get("peak_memory_bytes"):
         how = "most that tensors took at once, first rank"
@@ -66,19 +68,19 @@ def _memory_and_profile(raw: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _last_sent(result: PartResult) -> dict[str, Any] | None:
-    """The last that a launch sent of its training: all of it, or what was measured until it was stopped."""
+    """Return the last training message of a launch: the complete result, or the measurements before it was stopped."""
     trained = result.of_kind("train")
     return trained[-1] if trained else None
 
 
 def decided_options(results: Iterable[PartResult]) -> dict[str, Any]:
-    """What the ranks decided to do, in full: what was asked, and the defaults for the device."""
+    """Return all options that the ranks used: the given ones and the defaults for the device."""
     decided = [last["record"]["options"] for result in results if (last := _last_sent(result))]
     return dict(decided[0]) if decided else {}
 
 
 def loss_remarks(results: Iterable[PartResult], *, must_fall: bool = True) -> list[str]:
-    """What is wrong with losses, in words. Without `must_fall` they only have to be finite."""
+    """Return the problems of losses as phrases. Without `must_fall` the losses only have to be finite."""
     found = []
     for result in results:
         last = _last_sent(result)
@@ -94,7 +96,7 @@ def loss_remarks(results: Iterable[PartResult], *, must_fall: bool = True) -> li
 
 
 def text(record: BenchRecord) -> str:
-    """A few lines for each run: step, rate, utilisation, loss; the formula beside every figure."""
+    """Return a few lines for each run: step, rate, utilisation, loss, with the formula of every figure."""
     return "\n".join(line for row in record.rows for line in _row_lines(row))
 
 

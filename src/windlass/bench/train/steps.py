@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainResult:
-    """What one run measured. `step_s` holds the timed steps only; `losses` all of them, warm-up first."""
+    """The measurements of one run. `step_s` holds only the timed steps. `losses` holds all steps, warm-up first."""
 
     options: LlmOptions | ResNetOptions
     device: Device
@@ -32,7 +32,7 @@ class TrainResult:
     gradient_norms: tuple[float, ...]
     peak_memory_bytes: int
     breakdown: Any = None
-    """What `MeasuredRun.profile` returned."""
+    """The return value of `MeasuredRun.profile`."""
 
 
 SoFar = Callable[[TrainResult], None]
@@ -40,8 +40,11 @@ SoFar = Callable[[TrainResult], None]
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
-    """One run. The step appends to `losses` and, where it has them, to `norms`. `so_far` is called on the first rank
-    now and then with what was measured until then: a run that is stopped has sent it. `profile` runs one more step."""
+    """One run. The step appends to `losses` and, if it has them, to `norms`.
+
+    `so_far` is called from time to time on the first rank with the measurements so far, so that a stopped run has sent
+    them. `profile` runs one more step.
+    """
 
     options: LlmOptions | ResNetOptions
     device: Device
@@ -55,7 +58,7 @@ class MeasuredRun:
     def measure(self, one_step: Callable[[int], None]) -> TrainResult:
         """Call `one_step` with the number of each step and return the times of the last `steps`."""
         options, device, clock = self.options, self.device, StepClock(self.device)
-        # Python's collector would stop one rank at a random moment while all others wait for it.
+        # Python's collector would stop one rank at a random moment while all other ranks wait for it.
         gc.collect()
         gc.disable()
         try:

@@ -1,1 +1,1 @@
-"""Finding the settings that are best for one script on one allocation, by trying them."""
+"""Find the best settings for one script on one allocation by trying them."""

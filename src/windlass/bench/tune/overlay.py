@@ -1,4 +1,7 @@
-"""The winner as an overlay of the site in the user's configuration, so that the next plan uses it and says why."""
+"""Write the winner as an overlay of the site in the user's configuration.
+
+The next plan then uses the settings and shows the reason.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from windlass.sites.folders import catalog_names
 
 
 def overlay_text(old: str, site: str, settings: dict[str, str], because: str, *, several_nodes: bool) -> str:
-    """The text of the site's file in the user's folder with these settings at its end, where they count most."""
+    """Return the text of the site's file in the user's directory, with these settings at its end.
+
+    Settings at the end have precedence.
+    """
     head = old.rstrip("\n") + "\n" if old.strip() else f'kind = "overlay"\nextends = {json.dumps(site)}\n'
     parts = [head]
     for name, value in settings.items():
@@ -30,7 +36,7 @@ def overlay_text(old: str, site: str, settings: dict[str, str], because: str, *,
 def write_overlay(
     folders: ConfigFolders, site: str, settings: dict[str, str], because: str, *, several_nodes: bool
 ) -> Path:
-    """Write it, checked; what was there stays. Raises `MachineError` where it would make no valid file."""
+    """Write the checked overlay and keep the existing content. Raises `MachineError` if the file would not be valid."""
     path = folders["user"] / "sites" / f"{site}.toml"
     try:
         old = read_text(path, follow=True) if path.exists() else ""

@@ -1,8 +1,8 @@
-"""The search: which choice to try next, and when a difference is one. Pure but for the trials it is given.
+"""The search: select the next choice to try, and decide whether a difference is real. Pure except for the trials.
 
-Settings with few values are enumerated one after the other with the best of the others (coordinate descent), ordered
-ones are climbed. A trial that is clearly worse is not repeated. The default is tried first and, beside the winner,
-last: what changed between is drift. A gain smaller than twice the spread is none.
+Settings with few values are enumerated one after the other with the best values of the other settings (coordinate
+descent). Ordered settings are climbed. A trial that is clearly worse is not repeated. The default is tried first, and
+last together with the winner. The change between is drift. A gain smaller than twice the spread does not count.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import msgspec
 from windlass.bench.tune.space import Choice, TunedSetting
 
 CLEARLY_WORSE = 1.15
-"""Beyond this multiple of the best, one look is enough."""
+"""Beyond this multiple of the best value, one trial is enough."""
 _PASSES = 2
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One try of a choice: its value (smaller is better), or why there is none."""
+    """One trial of a choice: its value (smaller is better), or the reason why it failed."""
 
     choice: dict[str, str]
     value: float | None = None
     failure: str = ""
     seconds: float = 0.0
     final: bool = False
-    """Of the last turns, default and winner side by side."""
+    """Whether it is one of the last trials, in which default and winner alternate."""
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What came of it. `winner` is empty where the default stays."""
+    """The result of a search. `winner` is empty if the default stays."""
 
     default: dict[str, str]
     winner: dict[str, str] = {}
@@ -54,7 +54,7 @@ Measure = Callable[[Choice], Trial]
 
 
 class Search:
-    """One search. `measure` makes a trial; `repeats` are made of what is not clearly worse."""
+    """One search. `measure` makes a trial. A choice that is not clearly worse gets `repeats` trials."""
 
     def __init__(
         self, space: Sequence[TunedSetting], default: Choice, measure: Measure, *, repeats: int, budget: int
@@ -69,7 +69,7 @@ class Search:
         self.trials: list[Trial] = []
 
     def run(self) -> SearchResult:
-        """Search until nothing is better any more, or the budget of trials is spent."""
+        """Search until there is no improvement or the budget of trials is spent."""
         reserve = 2 * self._repeats
         self._left -= reserve
         if self._value(self._default) is None:
@@ -94,7 +94,10 @@ class Search:
         return best
 
     def _climb(self, setting: TunedSetting, best: dict[str, str]) -> dict[str, str]:
-        """From where it stands up, and where that does not help down, as long as each step is better."""
+        """Climb from the current value.
+
+        If a larger value does not help, go down. Continue as long as each step is better.
+        """
         values = list(setting.values)
         for direction in (1, -1):
             at = (
@@ -121,7 +124,10 @@ class Search:
         return other if mine is not None and theirs is not None and theirs < mine else best
 
     def _value(self, choice: Choice) -> float | None:
-        """Median of a choice's trials, which are made where there are none yet. None: it failed, or nothing is left."""
+        """Return the median of a choice's trials, and make the trials if it has no trials yet.
+
+        Returns None if the choice failed or the budget is spent.
+        """
         key = tuple(sorted(choice.items()))
         samples = self._seen.setdefault(key, [])
         best = min((statistics.median(found) for found in self._seen.values() if found), default=None)
@@ -143,7 +149,7 @@ class Search:
         return trial
 
     def _judge(self, best: dict[str, str]) -> SearchResult:
-        """Default and best in turn once more: only these turns are compared with each other."""
+        """Try default and best in turn once more. Only these trials are compared with each other."""
         if best == self._default:
             return self._verdict("nothing was better than the default", {}, [], [])
         ours, theirs = [], []

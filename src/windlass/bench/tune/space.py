@@ -1,6 +1,6 @@
-"""What may be tried: settings and their values, from a file of the user's or from what the field tells people to try.
+"""The settings to try and their values, from a file of the user or from public recommendations.
 
-A value `unset` leaves a variable out: often the best, and always worth a try.
+A value `unset` leaves a variable out. This is often the best choice and always worth a trial.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ _MAX_VALUES = 64
 
 
 class TunedSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One thing to try. With `argument` it is an argument of the script, in which `{value}` stands for the value; else
-    it is a variable of the ranks. Values that are `ordered` (threads, workers) are climbed, not tried one and all."""
+    """One setting to try.
+
+    With `argument` it is an argument of the script, in which `{value}` is replaced by the value. Otherwise it is a
+    variable of the ranks. Values that are `ordered` (threads, workers) are climbed, and not all of them are tried.
+    """
 
     name: str
     values: tuple[str, ...]
@@ -38,13 +41,13 @@ class _SpaceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_space(path: Path) -> tuple[TunedSetting, ...]:
-    """The settings of a TOML file of `[[setting]]` tables. Raises `ConfigError`."""
+    """Return the settings of a TOML file of `[[setting]]` tables. Raises `ConfigError`."""
     try:
         table: dict[str, Any] = tomllib.loads(read_text(path, follow=True).lstrip("\ufeff"))
         space = msgspec.convert(table, _SpaceFile).setting
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", hint="--space FILE names a TOML file") from error
-    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or another shape
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or another structure
         hint = 'write [[setting]] with name = "NCCL_ALGO" and values = ["unset", "Ring", "Tree"]'
         raise ConfigError(f"{path}: {error}", hint=hint) from error
     check_space(space, str(path))
@@ -96,7 +99,7 @@ ONECCL = (
 
 
 def default_space(vendor: str | None, network: str | None, cores: int) -> tuple[TunedSetting, ...]:
-    """What is worth trying with devices of this vendor on this network, and the threads of a rank with `cores`."""
+    """Return the settings for devices of this vendor on this network, and the thread counts of a rank with `cores`."""
     threads = sorted({1, max(1, cores // 2), max(1, cores)})
     found = (
         [TunedSetting(name="OMP_NUM_THREADS", values=tuple(str(n) for n in threads), ordered=True)] if cores > 1 else []

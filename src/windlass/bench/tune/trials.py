@@ -1,4 +1,4 @@
-"""Trials: each one run of the user's command, or one benchmark of collectives, with a choice of settings."""
+"""Trials: each is one run of the user's command, or one benchmark of collectives, with a choice of settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Objective = Literal["step", "seconds", "busbw"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trials:
-    """How trials are made. `options` are those of `windlass run`, `command` what it runs."""
+    """The parameters of trials. `options` are those of `windlass run`, `command` is the command that it runs."""
 
     objective: Objective
     space: tuple[TunedSetting, ...]
@@ -33,7 +33,7 @@ class Trials:
     timeout_s: float
 
     def measure(self, choice: Choice) -> Trial:
-        """One trial. What goes wrong in it is its result."""
+        """Make one trial. An error in the trial becomes its result."""
         folder = self.folder / f"trial-{sum(1 for _ in self.folder.glob('trial-*')):03d}"
         start = time.monotonic()
         value, failure = None, ""
@@ -56,7 +56,7 @@ class Trials:
         return Trial(choice=dict(choice), value=value, failure=failure, seconds=round(time.monotonic() - start, 3))
 
     def argv(self, choice: Choice, folder: Path) -> tuple[str, ...]:
-        """The windlass command of a trial."""
+        """Return the windlass command of a trial."""
         words: list[str] = []
         command = list(self.command)
         for setting in self.space:
@@ -74,7 +74,7 @@ class Trials:
         return (*head, "run", *self.options, *words, *watch, *shown, "--run-dir", str(folder), *command)
 
     def _value(self, folder: Path, seconds: float) -> float | None:
-        """Smaller is better: ms of a step, seconds of the run, or the time of a byte on the bus."""
+        """Return ms of a step, seconds of the run, or the time of a byte on the bus. Smaller is better."""
         if self.objective == "seconds":
             return seconds
         if self.objective == "step":
@@ -86,7 +86,7 @@ class Trials:
 
 
 def _reason(error: CommandError) -> str:
-    """What windlass said of the run, with the last line of the rank that it shows."""
+    """Return the message of windlass about the run, with the last line of the rank that it shows."""
     lines = error.output.splitlines()
     said = next((line.removeprefix("windlass: ") for line in lines if line.startswith("windlass: ")), error.message)
     last = next((line.removeprefix("  | ") for line in reversed(lines) if line.startswith("  | ")), "")
