@@ -179,7 +179,8 @@ def _clean(args: argparse.Namespace, settings: Settings, environ: dict[str, str]
     lines = [f"{'removed' if args.yes else 'would remove'} {state.path} ({state.state})" for state in chosen.gone]
     lines += [f"kept {state.path}: it holds its snapshots" for state in chosen.kept]
     lines += [
-        f"kept {s.path}: it has no signature of yours (windlass runs trust {quote(s.path)})" for s in chosen.foreign
+        f"kept {s.path}: it is a link, or has no signature of yours (windlass runs trust {quote(s.path)})"
+        for s in chosen.foreign
     ]
     if args.yes:
         chosen.remove()

@@ -53,10 +53,9 @@ def confirm_trust(path: Path, environ: Mapping[str, str], *, ask: bool = True) -
         content = {PLAN_FILE: read_plan_file(path)[1]}
     for name, data in content.items():
         shown = shown_plan(plan_of(data, path)) if name == PLAN_FILE else data.decode(errors="replace")
-        _say(f"== {name}\n{for_terminal(shown)}")
+        _say(f"== {name}\n{shown}")
     if ask:
-        sys.stderr.write(f"Trust {path} and let windlass run this as you? [y/N] ")
-        sys.stderr.flush()
+        _say(f"Trust {str(path)!r} and let windlass run this as you? [y/N] ", end="")
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             return False
     if path.is_dir():
@@ -78,6 +77,6 @@ def shown_plan(plan: Plan) -> str:
     return "\n\n".join([plan_text(plan, script=bool(plan.command)), *parts])
 
 
-def _say(text: str) -> None:
+def _say(text: str, end: str = "\n") -> None:
     clear()
-    print(text, file=sys.stderr, flush=True)
+    print(for_terminal(text), end=end, file=sys.stderr, flush=True)

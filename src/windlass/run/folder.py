@@ -98,7 +98,7 @@ class RunFolder:
     def save_plan(self, plan: Plan, hidden: Secrets) -> None:
         self.write_signed(PLAN_FILE, plan_to_json(plan))
         if hidden:
-            self.write(SECRETS_FILE, secrets_text(hidden))
+            self.write_signed(SECRETS_FILE, secrets_text(hidden).encode("utf-8", "surrogateescape"))
 
     def keep_to_ourselves(self) -> None:
         """Raise `UsageError` if another user could have written to the folder. Call this before using or writing it."""

@@ -5,6 +5,7 @@ The commands are searched in PATH, then in the folder that the scheduler's confi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from windlass.model.request import Allocation, PartitionOffer, Request
 from windlass.model.site import QueueSpec, Site
 from windlass.node.sys.reading import read_text
 
+_JOB_ID = re.compile(r"\w[\w.\[\]/-]{0,200}")
 _ASK_TIMEOUT_S = 15.0
 _CHECK_TIMEOUT_S = 2.0
 """Timeout of a query that only warns the user about a likely refusal."""
@@ -46,6 +48,8 @@ def ask_status(
 
     `from_job`: this process runs in a job of that scheduler. Raises `WindlassError` if the command cannot be run.
     """
+    if not _JOB_ID.fullmatch(job_id):  # a run folder of others may name anything: options, `1@another.server`
+        raise MachineError(f"{job_id[:80]!r} is not the id of a job", hint="job_id or owner.json is damaged")
     argv = scheduler.status_argv(job_id)
     if from_job:
         argv = scheduler.outside_argv(argv, environ)

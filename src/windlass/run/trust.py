@@ -1,9 +1,9 @@
 """Decide whether a run folder or a plan was made by this user.
 
 Ownership is not enough: in a cloned repository the files are ours and their content is not. Each run folder has a
-random key, which signs what windlass executes from the folder: the plan, the record of detached agents and the batch
-script. A secret of this user in the state folder seals that key for this one folder. A job that cannot see the state
-folder gets the digest of the key from its batch script.
+random key, which signs what windlass executes from the folder: the plan, the record of detached agents, the batch
+script and the secrets, which the ranks' shell reads. A secret of this user in the state folder seals that key for this
+one folder. A job that cannot see the state folder gets the digest of the key from its batch script.
 
 A folder without a valid signature can be displayed. Nothing in it is executed, mounted, signalled or written to.
 """
@@ -29,7 +29,7 @@ from windlass.node.sys.folders import UntrustedError, keep_to_ourselves
 from windlass.node.sys.reading import read_bytes
 
 SIGNATURE_FILE = "signature.json"
-SIGNED_FILES = ("plan.json", "agents.json", "batch.sh")
+SIGNED_FILES = ("plan.json", "agents.json", "batch.sh", "secrets.sh")
 _SECRET_BYTES = 32
 _MAX_PLANS = 1000
 """Maximum number of plan digests that are stored."""

@@ -43,7 +43,7 @@ def site_file_text(seen: Measurements) -> str:
 
 
 def _lines(seen: Measurements) -> Iterator[str]:
-    yield f"# Measured by `windlass sites adopt {seen.name}` on {seen.date}. What was not seen is absent."
+    yield _comment(f"Measured by `windlass sites adopt {seen.name}` on {seen.date}. What was not seen is absent.")
     head: dict[str, object] = {"kind": "site", "name": seen.name, "extends": seen.extends}
     head |= {"network": seen.network} if seen.network else {}
     yield from _pairs({**head, "status": _status(seen), "source": _SOURCE})
@@ -70,13 +70,13 @@ def _lines(seen: Measurements) -> Iterator[str]:
 def _node_lines(seen: Measurements) -> Iterator[str]:
     if seen.node is None:
         yield ""
-        yield f"# No node: {seen.node_missing}"
+        yield _comment(f"No node: {seen.node_missing}")
         return
     plain = msgspec.to_builtins(seen.node)
     domains = plain.pop("domains", [])
     yield ""
     where = f", of {seen.node_partition}" if seen.node_partition else ""
-    yield f"# As seen on {seen.node_host}{where}."
+    yield _comment(f"As seen on {seen.node_host}{where}.")
     yield from _block("[node]", {**plain, "source": _SOURCE}, blank=False)
     for domain in domains:
         yield from _block("[[node.domains]]", domain)
@@ -111,6 +111,11 @@ def _offer_note(offer: PartitionOffer) -> str:
     devices = f", {offer.gpus_per_node} devices" if offer.gpus_per_node else ""
     mixed = "; others differ" if offer.mixed else ""
     return f"{offer.nodes} nodes of {offer.cpus_per_node} CPUs{devices} each{mixed}"
+
+
+def _comment(text: str) -> str:
+    """One line, whatever the names in it are: they may come from a stranger's bundle."""
+    return "# " + " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def _block(header: str, table: Mapping[str, object], *, blank: bool = True) -> Iterator[str]:

@@ -23,13 +23,18 @@ _FOLDERS: dict[CatalogKind, str] = {"site": "sites", "hardware": "hardware", "ne
 def catalog_path(kind: CatalogKind, name: str) -> Path | None:
     """The package's file of this name, or None."""
     path = DATA_DIR / _FOLDERS[kind] / f"{name}.toml"
-    return path if path.is_file() else None
+    return path if _is_name(name) and path.is_file() else None
 
 
 def own_paths(kind: CatalogKind, name: str, folders: ConfigFolders) -> dict[ConfigScope, Path]:
     """The existing files of this name of the centre and of the user."""
     paths = {scope: folder / _FOLDERS[kind] / f"{name}.toml" for scope, folder in folders.items()}
-    return {scope: path for scope, path in paths.items() if path.is_file()}
+    return {scope: path for scope, path in paths.items() if _is_name(name) and path.is_file()}
+
+
+def _is_name(name: str) -> bool:
+    """Plans of others name sites, too: a path would lead out of the folders."""
+    return "/" not in name and "\0" not in name
 
 
 def catalog_names(kind: CatalogKind, folders: ConfigFolders = NO_FOLDERS) -> tuple[str, ...]:

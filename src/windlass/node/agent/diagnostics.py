@@ -19,6 +19,7 @@ from windlass.node.sampler.on_request import PIPE_SUFFIX, STACK_SIGNAL, STACK_SU
 from windlass.node.sys.identity import kill_marked
 from windlass.node.sys.messages import MessageWriter, host_name, node_writer, place_of
 from windlass.node.sys.tools import text_of
+from windlass.node.wire.ports import listening_uids
 
 _KERNEL = re.compile(
     r"out of memory|oom-kill|killed process|NVRM|\bXid\b|amdgpu|\bxe\b.*(error|reset)|i915.*(error|reset)"
@@ -29,7 +30,7 @@ _KERNEL = re.compile(
 _STACK_S, _WRITTEN_S, _RECORD_S = 10.0, 3.0, 6.0
 """The first flight record of a process takes seconds, because torch looks up the source lines of its stacks."""
 _MAX_LINES = 40
-_RAS_S, _MAX_RAS = 6.0, 256
+_RAS_S, _MAX_RAS = 6.0, 1 << 20
 
 
 def main(settings: dict[str, Any]) -> int:
@@ -160,25 +161,30 @@ def variable(pid: int, name: str) -> str:
 def nccl_ras(address: str) -> str:
     """Return the report of NCCL's RAS service (2.24 and newer) on the whole job, or an empty string.
 
-    It is empty if no service answers in time. RAS may report a healthy job during a hang. The report is therefore
-    stored for users, and no verdict depends on it.
+    It is empty if no service answers in time, or if another user listens on this port of the node. RAS may report a
+    healthy job during a hang. The report is therefore stored for users, and no verdict depends on it.
     """
     host, _, port = (address or "localhost:28028").rpartition(":")
-    pieces: list[bytes] = []
-    until = time.monotonic() + _RAS_S
+    data, until = b"", time.monotonic() + _RAS_S
     try:
+        if any(uid != os.geteuid() for uid in listening_uids((int(port),))):
+            return ""
         with socket.create_connection((host.strip("[]"), int(port)), 1.0) as service:
-            service.settimeout(_RAS_S)
+
+            def piece() -> bytes:
+                service.settimeout(max(0.001, until - time.monotonic()))
+                return service.recv(1 << 16)
+
             for request, reply in ((b"CLIENT PROTOCOL 2", b"SERVER PROTOCOL "), (b"TIMEOUT 3", b"OK")):
                 service.sendall(request + b"\n")
-                if not service.recv(1024).upper().startswith(reply):
+                if not piece().upper().startswith(reply):
                     return ""
             service.sendall(b"VERBOSE STATUS\n")
-            while len(pieces) < _MAX_RAS and time.monotonic() < until and (piece := service.recv(1 << 16)):
-                pieces.append(piece)
+            while len(data) < _MAX_RAS and time.monotonic() < until and (more := piece()):
+                data += more
     except (OSError, ValueError):
         pass
-    return b"".join(pieces).decode("utf-8", "replace")
+    return data[:_MAX_RAS].decode("utf-8", "replace")
 
 
 def ask_for_stack(pid: int, beat: str) -> tuple[str, int]:

@@ -317,7 +317,9 @@ def choose_cleanable(
     states = [state_of(folder, environ) for folder in folders.values()]
     chosen = cleanable(states, older_s=older_s, keep=keep, failed=failed)
     state_dir = read_settings(environ).state_dir
-    foreign = tuple(state for state in chosen if not is_own_folder(Path(state.path), state_dir))
+    foreign = tuple(
+        state for state in chosen if Path(state.path).is_symlink() or not is_own_folder(Path(state.path), state_dir)
+    )
     kept = tuple(state for state in chosen if state not in foreign and holds_snapshots(folders[state.path]))
     gone = tuple(state for state in chosen if state not in (*kept, *foreign))
     return Cleaning(gone=gone, kept=kept, foreign=foreign)
