@@ -107,7 +107,7 @@ def _writer(final: Path, environ: Mapping[str, str]) -> Writer:
     if name.endswith(_TAR_ZST):
         argv: tuple[str, ...] = ("sh", "-c", 'exec "$0" -q -3 -T0 -f -o "$2" "$1"', program)
     else:
-        options = "-tar -quiet -noappend -no-progress -all-root -mkfs-time 0 -root-time 0 -root-mode 755"
+        options = "-tar -quiet -noappend -no-progress -all-root"
         argv = ("sh", "-c", f'exec "$0" - "$2" {options} <"$1"', program)
 
     def through(entries: list[ArchiveMember], stream: BinaryIO) -> None:
@@ -116,7 +116,10 @@ def _writer(final: Path, environ: Mapping[str, str]) -> Writer:
             with replacing(work / "plain") as plain:
                 _write_tar(entries, plain)
             try:
-                run_command((*argv, str(work / "plain"), str(work / "packed")), timeout_s=_PACK_S, env=environ)
+                # mksquashfs gives no file a later time, so that the root directory does not get the present one.
+                newest = {"SOURCE_DATE_EPOCH": str(max((entry.mtime for entry in entries), default=0))}
+                packing = (*argv, str(work / "plain"), str(work / "packed"))
+                run_command(packing, timeout_s=_PACK_S, env={**environ, **newest})
             except CommandError as error:
                 hint = "write a .tar.gz, which needs nothing"
                 raise MachineError(f"cannot pack: {error.message}", hint=hint) from error
