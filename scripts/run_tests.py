@@ -8,6 +8,7 @@ that ran, in pytest's own form, with the number of tests that ran once more.
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import sys
 import time
@@ -29,14 +30,10 @@ class Outcomes:
 
     def __init__(self) -> None:
         self.of: dict[str, str] = {}
-        self.text: dict[str, str] = {}
-        """What each test that failed printed."""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         seen = self.of.get(report.nodeid, "passed")
         self.of[report.nodeid] = max(seen, _outcome(report), key=_WORST_LAST.index)
-        if report.failed:
-            self.text[report.nodeid] = self.text.get(report.nodeid, "") + report.longreprtext
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -56,7 +53,7 @@ def _outcome(report: pytest.TestReport) -> str:
 
 
 def parse_rerun_list(text: str) -> dict[str, str]:
-    """Node ids or messages, and the reason. ValueError for a line without a reason."""
+    """Pattern of node ids or files, and the reason. ValueError for a line without a reason."""
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         pattern, _, reason = line.partition("  # ")
@@ -68,11 +65,10 @@ def parse_rerun_list(text: str) -> dict[str, str]:
     return found
 
 
-def may_run_twice(test: str, listed: dict[str, str], text: str = "") -> bool:
-    """`test` is a node id, and `text` what it printed. An entry is a node id, one without its parameters, or in double
-    quotes the message of a fault that is not ours."""
-    names = {test, test.split("[", 1)[0]}
-    return any(entry in names or (entry[0] == '"' and entry.strip('"') in text) for entry in listed)
+def may_run_twice(test: str, listed: dict[str, str]) -> bool:
+    """`test` is a node id. A pattern is a node id, the beginning of one up to `[` or `::`, or a glob of file names."""
+    file, bare = test.split("::", 1)[0], test.split("[", 1)[0]
+    return any(test == p or bare == p or fnmatch.fnmatchcase(file, p) for p in listed)
 
 
 def summary_line(outcomes: dict[str, str], duration_s: float, rerun: int = 0) -> str:
@@ -103,7 +99,7 @@ def main(argv: list[str]) -> int:
     code, first = run(argv, workers())
     if code != pytest.ExitCode.TESTS_FAILED:
         return close(code, first.of, start)
-    final = [test for test in first.failed if not may_run_twice(test, listed, first.text.get(test, ""))]
+    final = [test for test in first.failed if not may_run_twice(test, listed)]
     if final:
         say("These failed, and tests/rerun.txt does not list them:", final)
         return close(code, first.of, start)

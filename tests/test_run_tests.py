@@ -57,7 +57,7 @@ def runs(
 
 
 def test_a_listed_test_may_fail_once_and_is_named(tmp_path: Path) -> None:
-    done = runs(tmp_path, 'tests/test_it.py::test_flaky  # once\n"times("  # all\n', 1, workers=1)
+    done = runs(tmp_path, "tests/test_it.py::test_flaky  # once\ntests/test_i*.py  # all\n", 1, workers=1)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert "These passed only when run once more:" in lines
@@ -76,7 +76,7 @@ def test_a_test_that_is_not_listed_has_failed(tmp_path: Path) -> None:
 
 
 def test_a_listed_test_that_fails_twice_has_failed(tmp_path: Path) -> None:
-    done = runs(tmp_path, '"times("  # all\n', 2)
+    done = runs(tmp_path, "tests/test_*.py  # all\n", 2)
     assert done.returncode == 1
     assert "These failed twice:" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("1 failed, 1 passed, 1 error, 2 rerun in ")
@@ -85,7 +85,7 @@ def test_a_listed_test_that_fails_twice_has_failed(tmp_path: Path) -> None:
 
 def test_more_than_three_listed_tests_that_fail_fail_the_run(tmp_path: Path) -> None:
     many = "".join(f"\ndef test_flaky_{number}(): assert times('flaky{number}') > TRIES\n" for number in range(2))
-    done = runs(tmp_path, '"times("  # all\n', 1, more=many)
+    done = runs(tmp_path, "tests/test_*.py  # all\n", 1, more=many)
     assert done.returncode == 1
     assert "at most 3 tests may run once more" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("3 failed, 1 passed, 1 error, 0 rerun in ")
@@ -97,10 +97,15 @@ def test_a_line_without_a_reason_is_refused() -> None:
         load().parse_rerun_list("# head\ntests/a.py\n")
 
 
-def test_the_list_has_at_most_ten_exact_names_of_tests_that_exist() -> None:
-    folder = Path(__file__).parent
-    listed = load().parse_rerun_list((folder / "rerun.txt").read_text())
-    assert 0 < len(listed) <= 10
-    for node_id in (entry for entry in listed if not entry.startswith('"')):
-        file, _, name = node_id.partition("::")
-        assert f"def {name}(" in (folder.parent / file).read_text(), node_id
+def test_every_line_of_the_list_has_a_reason() -> None:
+    assert load().parse_rerun_list((Path(__file__).with_name("rerun.txt")).read_text())
+
+
+def test_a_pattern_is_a_test_with_or_without_its_parameters_or_files() -> None:
+    allowed = load().may_run_twice
+    listed = {"tests/a.py::test_x": "", "tests/b/test_*.py": ""}
+    assert allowed("tests/a.py::test_x", listed)
+    assert allowed("tests/a.py::test_x[1-b]", listed)
+    assert not allowed("tests/a.py::test_xy", listed)
+    assert allowed("tests/b/test_any.py::test_y[2]", listed)
+    assert not allowed("tests/c/test_any.py::test_y", listed)
