@@ -194,7 +194,8 @@ def gather_context(
     request, site, detection = choose_site(request, settings, environ)
     if here is None:
         here = runs_here(request, site, settings, environ)
-    python, because = find_python(request, site, environ)
+    script = read_script(request)
+    python, because = find_python(request, site, environ, script)
     request, note = with_auto_cache(request, python, site, environ)
     allocation = find_allocation(environ, request.scheduler) if here else None
     on_node = here and (allocation is None or any(is_this_host(host, environ) for host in allocation.hosts))
@@ -213,7 +214,6 @@ def gather_context(
     site, mpi_note = said.seen_mpi or with_seen_mpi(request, site, environ)
     remarks += [*said.remarks, *_foreign_files(request, settings)]
     roots = cache_roots(request) if here else ()
-    script = read_script(request)
     remarks += _check_paths(request, site, environ, here=here, ours=on_node and (allocation is not None or not ruled))
     if not here and detection is None and _is_elsewhere(site, settings, environ):
         remarks.append(_own_paths(request, python, site))

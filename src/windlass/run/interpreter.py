@@ -27,7 +27,7 @@ from windlass.node.sys.mounts import mount_of, mounts
 from windlass.node.sys.reading import open_plain
 from windlass.plan.cache import is_below
 from windlass.plan.inputs import EnvironmentPlace
-from windlass.run.script import script_imports
+from windlass.run.script import Script, read_script
 
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w{1,100})")
 
@@ -69,8 +69,10 @@ def check_activate(request: Request, node_local: tuple[str, ...] = ()) -> None:
     raise UsageError(f"--activate {path}: {what}", hint="give the folder that has bin/python in it")
 
 
-def find_python(request: Request, site: Site, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the interpreter for a script, and the reason.
+def find_python(
+    request: Request, site: Site, environ: Mapping[str, str], script: Script | None = None
+) -> tuple[str, str]:
+    """Return the interpreter for a script, and the reason. Reads the script if the caller has not.
 
     The Python that the user named or activated has priority. Next is the Python of a module that the plan loads: it is
     returned by name, so that the job finds it after loading. The environment of windlass is used only if it has the
@@ -89,8 +91,9 @@ def find_python(request: Request, site: Site, environ: Mapping[str, str]) -> tup
     for root in (root for root in request.cache if root != AUTO):
         if is_here(Path(root) / "pyvenv.cfg") or is_here(Path(root) / "conda-meta"):
             return str(Path(root) / "bin" / "python"), "of the environment that --cache names"
-    missing = missing_imports(request) if own else ()
-    has = ", which has what the script imports" if own and script_imports(request) is not None else ""
+    script = script or read_script(request)
+    missing = missing_imports(request, script) if own else ()
+    has = ", which has what the script imports" if own and script.packages is not None else ""
     active = _same(environ.get("VIRTUAL_ENV"), own)
     if active and not missing:
         return sys.executable, f"of the active environment (VIRTUAL_ENV){has}"
@@ -117,9 +120,9 @@ def python_module(request: Request, site: Site) -> tuple[str, str] | None:
     return None
 
 
-def missing_imports(request: Request) -> tuple[str, ...]:
+def missing_imports(request: Request, script: Script | None = None) -> tuple[str, ...]:
     """Return the imports of the script that this interpreter lacks. For an unreadable script, check torch only."""
-    names = script_imports(request)
+    names = (script or read_script(request)).packages
     if names is None:
         names = ("torch",)
     return tuple(name for name in names if not _has(name))

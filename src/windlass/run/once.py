@@ -17,7 +17,7 @@ from windlass.run.folder import RunFolder, make_folder
 from windlass.run.interpreter import missing_module_hint
 from windlass.run.output import OutputView, ViewMaker
 from windlass.run.planning import PlannedRequest, Run, plan_to_run
-from windlass.run.rendezvous import plan_hosts, resolve_rendezvous
+from windlass.run.rendezvous import plan_hosts
 from windlass.run.signals import listening
 from windlass.run.verdict import good_end, judge_once
 
@@ -32,7 +32,7 @@ def run_once(run: Run, make_sidecar: SidecarMaker = lambda *_: None, watch: Watc
         if run.secrets:
             folder.save_plan(plan, run.secrets)
         hosts = plan_hosts(plan)
-        facts = resolve_rendezvous(run, hosts, folder.run_id)
+        facts = run.rendezvous(hosts, folder.run_id)
         run.announce()
         prepare(run, facts, hosts)
     except BaseException:

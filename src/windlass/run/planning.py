@@ -5,6 +5,7 @@ Also defines `Run`: a plan in its folder, and everything that is needed to start
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,10 +16,12 @@ from windlass.model.request import Request
 from windlass.plan.forbidden import refuse_forbidden
 from windlass.plan.inputs import PlanningContext, Secrets
 from windlass.plan.plan import make_plan
+from windlass.plan.render.variables import JobFacts
 from windlass.plan.show import headline
 from windlass.run.context import gather_context
 from windlass.run.folder import RunFolder
 from windlass.run.output import OutputView
+from windlass.run.rendezvous import is_free, master_address, master_port
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +41,23 @@ class Run:
     @property
     def settings(self) -> Settings:
         return read_settings(self.environ)
+
+    def rendezvous(self, hosts: tuple[str, ...], start_id: str) -> JobFacts:
+        """Return address and port, checked on this node or by the first node before any rank starts.
+
+        Each start has a new port, because the port of the last start may still be in use.
+        """
+        plan, folder, context = self.plan, self.folder, self.context
+        free = is_free if context.on_node else lambda port: port not in context.taken_ports
+        return JobFacts(
+            run_dir=str(folder.path),
+            run_id=folder.run_id,
+            uid=os.getuid(),
+            master_addr=master_address(plan, hosts, self.environ),
+            master_port=master_port(plan, plan.job_id, start_id, free),
+            job_id=plan.job_id or folder.run_id,
+            deadline_s=context.allocation.end_time_s if context.allocation else None,
+        )
 
     def announce(self) -> None:
         """Show the plan's warnings and its headline on the view."""

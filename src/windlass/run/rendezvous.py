@@ -7,22 +7,16 @@ the cause.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
 import zlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from windlass.backends.schedulers import get_scheduler
 from windlass.base.notation.hostlist import expand_hostlist
 from windlass.base.procs.command import run_command
 from windlass.errors import MachineError, WindlassError
 from windlass.model.plan import Plan
-from windlass.plan.render.variables import JobFacts
-
-if TYPE_CHECKING:
-    from windlass.run.planning import Run  # imported for types only: `windlass plan` uses this module without a run
 
 _RESOLVE_TIMEOUT_S = 5.0
 _PORT_TRIES = 200
@@ -32,25 +26,6 @@ LOOPBACK = "127.0.0.1"
 def plan_hosts(plan: Plan) -> tuple[str, ...]:
     """Return the hosts of a plan, in the order of its nodes. This machine if the plan names none."""
     return expand_hostlist(plan.hosts) if plan.hosts else (socket.gethostname().split(".", 1)[0],)
-
-
-def resolve_rendezvous(run: Run, hosts: tuple[str, ...], start_id: str) -> JobFacts:
-    """Return address and port, checked on this node or by the first node before any rank starts.
-
-    Each start has a new port, because the port of the last start may still be in use.
-    """
-    plan, folder = run.plan, run.folder
-    free = is_free if run.context.on_node else lambda port: port not in run.context.taken_ports
-    allocation = run.context.allocation
-    return JobFacts(
-        run_dir=str(folder.path),
-        run_id=folder.run_id,
-        uid=os.getuid(),
-        master_addr=master_address(plan, hosts, run.environ),
-        master_port=master_port(plan, plan.job_id, start_id, free),
-        job_id=plan.job_id or folder.run_id,
-        deadline_s=allocation.end_time_s if allocation else None,
-    )
 
 
 def master_address(plan: Plan, hosts: tuple[str, ...], environ: Mapping[str, str]) -> str:

@@ -23,6 +23,11 @@ _LEAVES = frozenset(
 
 
 class Script(NamedTuple):
+    packages: tuple[str, ...] | None = None
+    """Top-level names of the packages that it imports, in order. None if unknown.
+
+    Modules in the script's folder and in the standard library are left out.
+    """
     imports: frozenset[str] = frozenset()
     """Top-level names of the imports of the script and of the modules in its folder."""
     trains_alone: bool = False
@@ -30,36 +35,27 @@ class Script(NamedTuple):
 
 
 def read_script(request: Request) -> Script:
+    if request.kind == "module":
+        name = request.command[0].split(".", 1)[0]
+        return Script((name,), frozenset({name}))
     if request.kind != "script" or not request.command:
-        return Script(frozenset(script_imports(request) or ()))
+        return Script()
     path = Path(request.cwd or ".") / request.command[0]
     texts = [_read(path)]
-    imports = set(_imports(texts[0]) or ())
-    modules = [file for name in sorted(imports) if (file := path.parent / f"{name}.py").exists()]
-    for module in modules[:_MAX_MODULES]:
+    names = _imports(texts[0])
+    if names is None:
+        return Script()
+    beside = {entry.stem if entry.suffix == ".py" else entry.name for entry in path.parent.iterdir()}
+    imports = set(names)
+    modules = [file for name in sorted(imports) if (file := path.parent / f"{name}.py").exists()][:_MAX_MODULES]
+    for module in modules:
         texts.append(_read(module))
         imports.update(_imports(texts[-1]) or ())
-    known = _LEAVES | sys.stdlib_module_names | {module.stem for module in modules[:_MAX_MODULES]}
+    known = _LEAVES | sys.stdlib_module_names | {module.stem for module in modules}
     text = b"\n".join(texts)
     alone = "torch" in imports and imports <= known and b".backward(" in text and not _JOINS.search(text)
-    return Script(frozenset(imports), alone)
-
-
-def script_imports(request: Request) -> tuple[str, ...] | None:
-    """Return the top-level names of the packages that the script imports, in order. None if unknown.
-
-    Modules in the script's folder and in the standard library are left out.
-    """
-    if request.kind == "module":
-        return (request.command[0].split(".", 1)[0],)
-    if request.kind != "script" or not request.command:
-        return None
-    path = Path(request.cwd or ".") / request.command[0]
-    names = _imports(_read(path))
-    if names is None:
-        return None
-    beside = {entry.stem if entry.suffix == ".py" else entry.name for entry in path.parent.iterdir()}
-    return tuple(name for name in names if name not in sys.stdlib_module_names and name not in beside)
+    packages = tuple(name for name in names if name not in sys.stdlib_module_names and name not in beside)
+    return Script(packages, frozenset(imports), alone)
 
 
 def _read(path: Path) -> bytes:

@@ -30,7 +30,7 @@ from windlass.run.failure.verdict import Attempt, attempt_folders, ending_lines,
 from windlass.run.folder import RunFolder, restart
 from windlass.run.jit_caches import finish_caches
 from windlass.run.planning import Run
-from windlass.run.rendezvous import plan_hosts, resolve_rendezvous
+from windlass.run.rendezvous import plan_hosts
 from windlass.run.sidecars.compose import compose_sidecars
 from windlass.run.sidecars.heartbeat import heartbeats_folder
 from windlass.run.signals import listening
@@ -131,7 +131,7 @@ def _attempt(live: Supervised, number: int, began: float) -> Ended:
     )
     hosts = plan_hosts(plan)
     facts = msgspec.structs.replace(
-        resolve_rendezvous(live, hosts, f"{live.folder.run_id}.{number}"),
+        live.rendezvous(hosts, f"{live.folder.run_id}.{number}"),
         attempt=number,
         deadline_s=live.deadline_s,
         beats=heartbeats_folder(plan, os.getuid(), live.folder.run_id),
