@@ -38,6 +38,7 @@ mount --bind "$folder/hosts" /etc/hosts
 mkdir "$folder/state"
 cat >"$folder/slurm.conf" <<B
 ClusterName=local
+FirstJobId=$((RANDOM % 11000 + 1))
 SlurmctldHost=$(hostname)(127.0.0.1)
 SlurmctldPort=$(port)
 SlurmUser=root

@@ -66,8 +66,11 @@ def parse_rerun_list(text: str) -> dict[str, str]:
 
 
 def may_run_twice(test: str, listed: dict[str, str]) -> bool:
-    """`test` is a node id. A pattern is a node id, the beginning of one up to `[` or `::`, or a glob of file names."""
-    file, bare = test.split("::", 1)[0], test.split("[", 1)[0]
+    """`test` is a node id, to which xdist may have added `@GROUP`.
+
+    A pattern is a node id, the beginning of one up to `[` or `::`, or a glob of file names.
+    """
+    file, bare = test.split("::", 1)[0], test.split("[", 1)[0].split("@", 1)[0]
     return any(test == p or bare == p or fnmatch.fnmatchcase(file, p) for p in listed)
 
 

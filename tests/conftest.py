@@ -39,6 +39,7 @@ def pytest_configure() -> None:
             signal.signal(sig, usual)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where tests run in parallel, those of one shared cluster stay on one worker, so that it starts once; those that
     are marked `apart` go wherever there is room; all others stay with their file. What takes longest starts first, so

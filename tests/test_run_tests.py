@@ -109,3 +109,15 @@ def test_a_pattern_is_a_test_with_or_without_its_parameters_or_files() -> None:
     assert not allowed("tests/a.py::test_xy", listed)
     assert allowed("tests/b/test_any.py::test_y[2]", listed)
     assert not allowed("tests/c/test_any.py::test_y", listed)
+
+
+def test_tests_of_a_file_stay_on_one_worker() -> None:
+    """xdist groups by a suffix of the node id. Where pytest drops it, each worker makes every fixture."""
+    argv = [sys.executable, "-m", "pytest", "-n", "1", "--dist", "loadgroup", "-v", "-p", "no:cacheprovider"]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    root = RUNNER.parents[1]
+    done = subprocess.run(
+        [*argv, "tests/test_looping.py"], cwd=root, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "@tests/test_looping.py" in done.stdout

@@ -111,6 +111,8 @@ def conf_text(shape: Shape, folder: Path, ports: Sequence[int]) -> str:
     host = socket.gethostname()
     lines = [
         "ClusterName=sim",
+        # Rendezvous ports follow from job ids: clusters of parallel tests share the addresses of their nodes.
+        f"FirstJobId={random.randrange(1, 11000)}",
         f"SlurmctldHost={host}(127.0.0.1)",
         f"SlurmctldPort={ports[0]}",
         "SlurmUser=root",
