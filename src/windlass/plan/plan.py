@@ -48,6 +48,9 @@ from windlass.sites.topology.binding_request import binding_request_from_site
 
 def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets]:
     """Make the whole plan. Raises `UsageError` for an invalid request, before anything has been started."""
+    if request.gpus_per_node == 0:  # binding, presets and settings are those of a node without devices
+        bare = msgspec.structs.replace(context.topology, devices=())
+        context = msgspec.structs.replace(context, topology=bare)
     site = context.site
     shape = decide_shape(request, context)
     check_profile(request, shape.nodes * shape.ranks_per_node)
@@ -146,6 +149,8 @@ def _binding(request: Request, site: Site, topology: Topology, shape: Shape) -> 
         with_agent=needs_agents(request),
         origin=site.origin_of("binding"),
     )
+    if request.gpus_per_node == 0:  # cores that a site sets aside for communication with devices
+        asked = replace(asked, comm_cpus=())
     made = bind(topology, asked)
     if asked.agent_cpus and not any(rank.cpus for rank in made.ranks):  # no core is free: agents share the ranks' cores
         made = bind(topology, replace(asked, agent_cpus=()))

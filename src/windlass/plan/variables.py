@@ -34,12 +34,13 @@ def plan_environment(
     container_settings: tuple[Setting, ...],
 ) -> tuple[Setting, ...]:
     site = context.site
+    no_device = request.gpus_per_node == 0
+    vendor = None if no_device else site.file.devices.vendor or shape.vendor
     builtin: list[Setting] = [
         Setting(name="PYTHONUNBUFFERED", value="1", because="a rank's output is seen when it is written"),
         *ranks.thread_settings(binding, context.topology, request.threads),
-        *ranks.cpu_settings(
-            context.topology, site.file.devices.vendor or shape.vendor, shape.nodes * shape.ranks_per_node
-        ),
+        *ranks.cpu_settings(context.topology, vendor, shape.nodes * shape.ranks_per_node),
+        *(ranks.hidden_device_settings() if no_device else ()),
         *caches.cache_settings(caches.cache_dirs(shape.vendor)),
         *caches.download_settings(
             site,

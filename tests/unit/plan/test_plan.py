@@ -336,3 +336,17 @@ def test_data_sets_stay_beside_models_and_where_they_can_be_seen(
 ) -> None:
     plan, _ = plan_for("frontier", nodes=2, users=users, **options)
     assert "HF_DATASETS_CACHE" not in {setting.name for setting in plan.environment}
+
+
+@pytest.mark.parametrize(("site", "ranks", "cores"), [("frontier", 16, 48), ("aurora", 12, 96), ("perlmutter", 64, 64)])
+def test_a_job_without_devices_has_all_cores_of_gpu_nodes_and_sees_no_device(site: str, ranks: int, cores: int) -> None:
+    """More ranks than devices, no preset for devices, and no core that is set aside for them."""
+    plan, _ = plan_for(site, "train", nodes=2, ranks_per_node=ranks, gpus_per_node=0)
+    used = {core.id for rank in plan.binding.ranks for cpu in rank.cpus if (core := plan.topology.core_of(cpu))}
+    assert len(used) == cores
+    assert not any(rank.devices for rank in plan.binding.ranks) and not plan.binding.comm_cpus
+    hidden = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "ONEAPI_DEVICE_SELECTOR": "!*:gpu"}
+    assert {name: value(plan, name) for name in hidden} == hidden
+    assert value(plan, "ROCR_VISIBLE_DEVICES") is None and value(plan, "ACCELERATE_USE_CPU") == "true"
+    with_devices, _ = plan_for(site, "train", nodes=2)
+    assert value(with_devices, "CUDA_VISIBLE_DEVICES") != "-1"

@@ -77,6 +77,15 @@ def thread_settings(binding: Binding, topology: Topology, wished: int | None) ->
     return (Setting(name="OMP_NUM_THREADS", value=str(count), because=because),)
 
 
+_HIDE_DEVICES = (("CUDA_VISIBLE_DEVICES", "-1"), ("HIP_VISIBLE_DEVICES", "-1"), ("ONEAPI_DEVICE_SELECTOR", "!*:gpu"))
+
+
+def hidden_device_settings() -> tuple[Setting, ...]:
+    """Settings that hide the devices of every vendor from the ranks (--device cpu)."""
+    because = "the job uses no device (--device cpu), so the ranks must not find one"
+    return tuple(Setting(name=name, value=value, because=because, keep_user=False) for name, value in _HIDE_DEVICES)
+
+
 def cpu_settings(topology: Topology, vendor: str | None, world_size: int) -> tuple[Setting, ...]:
     """Settings for nodes that are known to have no device of any vendor. A topology without cores is unknown."""
     if world_size == 1 or vendor is not None or topology.devices or not topology.cores:
