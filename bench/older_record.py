@@ -1,4 +1,4 @@
-"""Convert a record of an early form (training and matmul programs, `bench start`) to the form of `windlass bench`.
+"""Convert a record of an early form (training and matmul programs, `bench/start.py`) to the form of `windlass bench`.
 
 python bench/older_record.py results/h200/matmul.json matmul.json
 """
@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from startup.rows import start_record
 from windlass.bench.matmul.rows import matmul_measurement
 from windlass.bench.record import BenchRecord, Where, new_record, write_record
-from windlass.bench.start.rows import start_record
 from windlass.bench.train.rows import train_measurement
 
 

@@ -15,13 +15,13 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from startup.cases import load_average
 from startup.push import LINK_CASES, LOOPBACK_CASES, PushSetup, measure_push
+from startup.rows import start_record
+from startup.workfolder import work_folder
 from windlass.base.notation.counts import parse_size
 from windlass.bench.cases import table_text
 from windlass.bench.record import write_record
-from windlass.bench.start.cases import load_average
-from windlass.bench.start.rows import start_record
-from windlass.bench.start.workfolder import work_folder
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
     python bench/simulate_start.py --from results/start/stages-….json [--page FILE] [--plot FILE]
 
-RECORD comes from `windlass bench start --nodes 1,8 --cases native,direct,cache,cache+trace --stages --output FILE`.
+RECORD comes from `python bench/start.py --nodes 1,8 --cases native,direct,cache,cache+trace --stages --output FILE`.
 Without it only direct and Copper-like starts are predicted: the costs of the cache are measured, not assumed.
 """
 

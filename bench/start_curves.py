@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import windlass
+from startup.cases import StartSetup, load_average
 from startup.curves import (
     AXES,
     WAYS,
@@ -26,14 +27,13 @@ from startup.curves import (
     plot_name,
     sweep,
 )
+from startup.shared import Limits
+from startup.workfolder import work_folder
 from windlass.base.notation.counts import parse_size
 from windlass.base.settings import current_environ
 from windlass.bench.reading import read_record
 from windlass.bench.record import BenchRecord, Measurement, Where, new_record, write_record
 from windlass.bench.runner import checkout_commit
-from windlass.bench.start.cases import StartSetup, load_average
-from windlass.bench.start.shared import Limits
-from windlass.bench.start.workfolder import work_folder
 from windlass.errors import UsageError, WindlassError
 from windlass.node.sys.atomic import replace_text
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import windlass.agents.ship as ship
+from startup.cases import Sample, StartSetup, cache, native
+from startup.shared import Limits
+from startup.workfolder import work_folder
 from windlass.base.settings import current_environ
-from windlass.bench.start.cases import Sample, StartSetup, cache, native
-from windlass.bench.start.shared import Limits
-from windlass.bench.start.workfolder import work_folder
 from windlass.node.sys.atomic import replace_text
 
 Edit = tuple[str, str, str]

@@ -31,7 +31,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("bench/io/rank.py", "(folder / 'samples.tar').open('rb')"): _SAMPLES,
     ("bench/io/rank.py", "(root / sample_path(number)).read_bytes()"): _SAMPLES,
     ("bench/io/rank.py", "tarfile.open(archive)"): _SAMPLES,
-    ("bench/start/shared.py", "Path(path).open('r+b')"): "maps a file of the benchmark's own new folder",
     ("build/images/oci.py", "tarfile.open(path, tarinfo=BoundedMember)"): "the image that the user named, with bounds",
     (
         "node/agent/diagnostics.py",

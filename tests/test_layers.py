@@ -90,7 +90,6 @@ STARTS_PROCESSES = (
     "run/signals.py",  # a fork that outlives a windlass which was killed
     "run/jobs.py",
     "agents/step.py",  # a step that goes on beside the ranks
-    "bench/start/machine.py",  # nodes on one machine
     "node/",  # runs on compute nodes
 )
 
@@ -182,18 +181,6 @@ def test_parts_import_only_what_stands_lower() -> None:
         str(found)
         for found in ALL_IMPORTS
         if (target := _target(found.name)) is not None and not _allowed(_part(found.file), target)
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-def test_nothing_but_its_command_imports_the_bench_of_several_nodes_on_one_machine() -> None:
-    """The rest of `bench` finds its table and charts by name; only
-    the documentation and tests import that."""
-    own = ("bench/start/", "cli/benches/start.py")
-    wrong = [
-        str(found)
-        for found in ALL_IMPORTS
-        if found.name.startswith("windlass.bench.start") and not found.file.startswith(own)
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -1,4 +1,4 @@
-"""Curves of `bench start`: the ways to start against what the shared file system can do, one limit at a time.
+"""Curves of `bench/start.py`: the ways to start against what the shared file system can do, one limit at a time.
 
 Every way is measured without limits first. Of the rest, what should be quick comes first, each point with all of its
 ways, so that a sweep that may take only so long has as much as it can to compare; what would take longer than is left
@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from startup.cases import StartSetup, measure
+from startup.rows import measurement
+from startup.shared import Limits
 from windlass.base.notation.counts import counted, size_text
 from windlass.base.pages.svg import Chart, Series, line_chart, standalone
 from windlass.bench.record import BenchRecord, Measurement
-from windlass.bench.start.cases import StartSetup, measure
-from windlass.bench.start.rows import measurement
-from windlass.bench.start.shared import Limits
 
 Axis = Literal["latency_ms", "calls_per_s", "bytes_per_s"]
 AXES: tuple[Axis, ...] = ("latency_ms", "calls_per_s", "bytes_per_s")

@@ -1,4 +1,4 @@
-"""What a record of `bench start --stages` says of the cache's own costs, in the form that the simulator takes.
+"""What a record of `bench/start.py --stages` says of the cache's own costs, in the form that the simulator takes.
 
 Costs are of one miss that a reader waits for, and of pushing what a trace names; the shared file system's part of a
 miss is taken out, because at another size it is another one.
@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from startup.rows import STAGE
 from windlass.bench.record import BenchRecord, Measurement
-from windlass.bench.start.rows import STAGE
 from windlass.errors import ConfigError
 
 _HINT = "measure with --nodes 1,8 --cases native,direct,cache,cache+trace --stages"

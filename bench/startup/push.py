@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from startup import rivals
+from startup.cases import in_rounds
 from startup.links import Links, linked
+from startup.machine import hosted, remove_tree
 from startup.onehop import one_hop
-from windlass.bench.start.cases import in_rounds
-from windlass.bench.start.machine import hosted, remove_tree
 from windlass.errors import MachineError
 from windlass.model.plan import CacheRoot
 from windlass.run.stage.push import stage_service
@@ -62,7 +62,7 @@ class PushSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PushResult:
-    """The samples of one case at one size: the columns of every row of `bench start`, and those of a push."""
+    """The samples of one case at one size: the columns of every row of `bench/start.py`, and those of a push."""
 
     case: str
     nodes: int

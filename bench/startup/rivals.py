@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from startup import broadcast
+from startup.cases import NotMeasuredError
+from startup.machine import Network
 from windlass.base.notation.shell import quote
 from windlass.base.procs.command import run_command, which
-from windlass.bench.start.cases import NotMeasuredError
-from windlass.bench.start.machine import Network
 from windlass.errors import CommandError
 
 _PIECE_BYTES = 64 << 20

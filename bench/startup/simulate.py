@@ -58,7 +58,7 @@ CPU_BUILD = Program(
     bypass_bytes=400_000_000,
     cpu_s=2.0,
 )
-"""`import torch` of the CPU build, as the shared file system of `windlass bench start` counts it."""
+"""`import torch` of the CPU build, as the shared file system of `python bench/start.py` counts it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypedDict
 from windlass.bench.compare import Comparison
 from windlass.bench.record import BenchRecord
 from windlass.bench.reference import References
-from windlass.bench.start.cases import StartResult
 from windlass.bench.tune.search import SearchResult
 from windlass.build.envs.check import EnvCheck
 from windlass.build.envs.create import Created
@@ -166,7 +165,6 @@ DOCUMENTS: dict[str, Document] = {
     "bench reference": Document(list[Finding] | References, 2),
     "bench report": Document(BenchRecord | list[BenchRecord]),
     "bench scale": _BENCH,
-    "bench start": Document(list[StartResult]),
     "bugreport": Document(BugReportFile),
     "cache start": Document(CacheStarted),
     "cache status": Document(CacheStatus),

@@ -73,7 +73,7 @@ def test_no_command_imports_a_file_of_the_current_folder(tmp_path: Path, argv: t
 @pytest.mark.parametrize(
     "argv",
     [
-        (*own_argv("windlass.bench.start.shared"), "{}"),
+        (*own_argv("windlass.bench.io.rank"), "{}"),
         program_argv("windlass.node.probe.main:main", {"place": [], "first": 0}),
     ],
     ids=["a module", "a program on a node"],
@@ -142,7 +142,6 @@ def test_the_script_of_an_environment_imports_no_file_of_the_current_folder(tmp_
 
 
 NO_FOLDER = {
-    "bench/start/machine.py": "the code removes it first",
     "diagnose/doctor/plan_checks.py": "only compared",
     "node/checks/rank.py": "the code removes it first",
     "plan/command.py": "the user's own module",

@@ -18,9 +18,9 @@ import pytest
 from cluster.command import Allocation, Run, allocated, only_run
 from cluster.slurm import SlurmCluster
 from requirements import hydra_mpiexec, require_fuse, require_mpi, require_torch
+from startup.machine import Clients
+from startup.shared import Limits
 from waiting import wait_until
-from windlass.bench.start.machine import Clients
-from windlass.bench.start.shared import Limits
 
 pytestmark = [pytest.mark.slurm, pytest.mark.fuse, pytest.mark.timeout(120)]
 SYSTEM_PYTHON = "/usr/bin/python3"

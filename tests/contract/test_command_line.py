@@ -18,10 +18,7 @@ SUB_COMMANDS = {
     "nodes": ("list", "forgive"),
     "image": ("plan", "build", "check", "inject"),
     "cache": ("start", "status", "stop", "trace"),
-    "bench": (
-        *("start", "collectives", "matmul", "ddp", "llm", "io", "scale"),
-        *("report", "compare", "reference"),
-    ),
+    "bench": ("collectives", "matmul", "ddp", "llm", "io", "scale", "report", "compare", "reference"),
 }
 SITE = ("--site", "frontier", "--nodes", "2", "--account", "ACCOUNT", "--python", "python3")
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from requirements import hydra_mpiexec, require, require_fuse, require_mpi, require_torch
+from startup.machine import Clients
+from startup.shared import Limits
 from unit.cli.typed import windlass
-from windlass.bench.start.machine import Clients
-from windlass.bench.start.shared import Limits
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 IMAGES = (

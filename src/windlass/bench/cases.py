@@ -21,7 +21,7 @@ _MEASURING = {
     "io": "IoOptions",
 }
 # Cases that are one module. The others have a package whose `rows` module runs the case and shows its records.
-_MODULES = ("ddp", "llm", "scale")
+_MODULES = ("ddp", "llm", "scale", "start")
 # Cases that show their own records, and those that are shown as training runs.
 _TRAINED = ("llm", "resnet")
 _SHOWN = ("collectives", "matmul", "ddp", "io", "scale", "start")
@@ -56,7 +56,7 @@ def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]
 def _shows(record: BenchRecord) -> Any:
     if record.case not in (*_SHOWN, *_TRAINED):
         raise ConfigError(f"cannot show a record of `bench {record.case}`", hint=f"known: {', '.join(_SHOWN)}, llm")
-    return _part("train" if record.case in _TRAINED else record.case, "show" if record.case == "start" else "rows")
+    return _part("train" if record.case in _TRAINED else record.case, "rows")
 
 
 def _part(case: str, part: str = "") -> Any:

@@ -1,4 +1,4 @@
-"""Measure what this machine does, and compare it: collectives, training steps, input, start-up, scaling."""
+"""Measure what this machine does, and compare it: collectives, training steps, input, scaling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from windlass.errors import unknown_name
 
 # One line of help for each sub-command.
 SUBS = {
-    "start": "import of an environment on N nodes, in several ways, and what it costs",
     "collectives": "bandwidth of all_reduce and its like, as nccl-tests shows it",
     "matmul": "the honest ceiling of this device, in every type it has",
     "ddp": "what DDP costs: one device, the node, all nodes",
@@ -28,7 +27,7 @@ SUBS = {
     "reference": "published figures, and a verdict about a record",
 }
 # These sub-commands start no ranks in this allocation and share no options.
-_ALONE = ("start", "report", "compare", "reference")
+_ALONE = ("report", "compare", "reference")
 # These sub-commands have a separate module. All others are cases that start ranks in the same way.
 _MODULES = ("scale", *_ALONE)
 

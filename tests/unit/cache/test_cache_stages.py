@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from time import perf_counter
 
-from windlass.bench.start.stages import costs_text, mean_costs, node_costs
+from startup.stages import costs_text, mean_costs, node_costs
 from windlass.node.cache.stages import Stages, thread_figures
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from requirements import missing_programs, require, require_fuse
-from windlass.bench.start.machine import Clients, hosted
-from windlass.bench.start.shared import Limits
+from startup.machine import Clients, hosted
+from startup.shared import Limits
 from windlass.errors import MachineError
 from windlass.model.plan import CacheRoot
 from windlass.node.agent.host import AgentError

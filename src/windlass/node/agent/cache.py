@@ -78,7 +78,7 @@ class CacheService:
         )
 
     def _own(self, path: str) -> str:
-        """Return a path that differs between nodes when several nodes share one machine (`bench start`)."""
+        """Return a path that differs between nodes when several nodes share one machine (`bench/start.py`)."""
         return path.replace("{node}", str(self._node.number)) if self._settings.get("per_node") else path
 
     def news(self) -> list[str]:

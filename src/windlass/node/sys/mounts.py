@@ -30,7 +30,7 @@ _LOCAL = frozenset(
     | {"xfs", "zfs"}
 )
 BENCH_SOURCE = "windlass-bench"
-"""The mount source of the simulated shared file system of `bench start`."""
+"""The mount source of the simulated shared file system of `bench/start.py`."""
 _QUICK_FUSE = ("squash", "windlass", "overlay", "copper")
 
 

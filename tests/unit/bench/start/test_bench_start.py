@@ -1,4 +1,4 @@
-"""`windlass bench start` on a small environment: the promise in calls and bytes, which no busy machine changes."""
+"""`bench/start.py` on a small environment: the promise in calls and bytes, which no busy machine changes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from start import main
+from startup.cases import StartSetup, cache, direct, measure, native, stage
+from startup.machine import Clients
+from startup.shared import Limits
 from windlass.bench.reading import read_record
-from windlass.bench.start.cases import StartSetup, cache, direct, measure, native, stage
-from windlass.bench.start.machine import Clients
-from windlass.bench.start.shared import Limits
-from windlass.cli.main import main
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(120)]
 
@@ -106,7 +106,7 @@ def test_cases_that_cannot_be_measured_say_why(setup: StartSetup) -> None:
 
 
 def test_rows_of_the_command_are_json(environment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["bench", "start", "--env", str(environment), "--import", "many", "--nodes", "1,2", "--repeats", "1"]
+    words = ["--env", str(environment), "--import", "many", "--nodes", "1,2", "--repeats", "1"]
     record = tmp_path / "record.json"
     words += ["--warmup", "0", "--cases", "native,cache,second", "--stages"]
     assert main([*words, "--json", "--work", str(tmp_path), "--output", str(record)]) == 0
@@ -132,6 +132,7 @@ def test_rounds_that_warm_up_are_discarded(setup: StartSetup) -> None:
 
 
 def test_unknown_case_and_bad_sizes_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "start", "--cases", "cach"]) == 2
-    assert "did you mean 'cache'" in capsys.readouterr().err
-    assert main(["bench", "start", "--nodes", "0"]) == 2
+    for words, hint in ((["--cases", "cach"], "did you mean 'cache'"), (["--nodes", "0"], "numbers from 1 to 200")):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2 and hint in capsys.readouterr().err

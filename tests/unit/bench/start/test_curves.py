@@ -1,4 +1,4 @@
-"""Curves of `bench start`: from which point on which way wins, told from rows alone; and a sweep that goes on."""
+"""Curves of `bench/start_curves.py`: from which point on which way wins, told from rows alone."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from startup.curves import (
     sweep,
     waited_s,
 )
+from startup.rows import measurement
 from windlass.bench.record import Measurement, Where, new_record
-from windlass.bench.start.rows import measurement
 from windlass.cli.main import main
 
 ROOT = Path(__file__).parents[4]

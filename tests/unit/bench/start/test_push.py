@@ -10,11 +10,11 @@ import pytest
 
 from requirements import missing_programs, require, require_mpi, require_slurm
 from startup import rivals
+from startup.cases import NotMeasuredError
 from startup.links import linked, sweep, why_not
 from startup.onehop import one_hop
 from startup.push import PushResult, PushSetup, compared, measure_push
-from windlass.bench.start.cases import NotMeasuredError
-from windlass.bench.start.workfolder import sweep_folders, work_folder
+from startup.workfolder import sweep_folders, work_folder
 from windlass.errors import MachineError
 
 pytestmark = pytest.mark.timeout(120)

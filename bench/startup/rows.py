@@ -1,4 +1,4 @@
-"""Make the record of `bench start`: results by case and number of nodes, and the cases that were not measured."""
+"""Make the record of `bench/start.py`: results by case and number of nodes, and the cases that were not measured."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 One mount is one client, like the client of one node. It caches directory names and pages that it has read, but sends a
 request for every file lookup, like clients of parallel file systems. All clients of one `Pace` share the rates of the
-servers. Run it as a program, once per client: `python -m windlass.bench.start.shared SETTINGS`. It ends when its
+servers. Run it as a program, once per client: `python bench/startup/shared.py SETTINGS`. It ends when its
 standard input is closed.
 """
 

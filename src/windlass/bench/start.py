@@ -1,4 +1,4 @@
-"""The tables and charts of `bench start`: imports by case and nodes."""
+"""The tables and charts of records of the repository's `bench/start.py`: imports by case and nodes."""
 
 from __future__ import annotations
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from startup.shared import ClientSettings, Counters, Limits, settings_text
 from windlass.agents.ship import agent_argv
 from windlass.agents.start import AgentManifest, ServiceSpec, agent_bytes
-from windlass.base.procs.command import own_argv, pdeathsig
-from windlass.bench.start.shared import ClientSettings, Counters, Limits, settings_text
+from windlass.base.procs.command import pdeathsig
 from windlass.errors import DeadlineError, MachineError
 from windlass.node.cache.config import state_folder
 from windlass.node.sys.atomic import replace_file
@@ -87,7 +87,7 @@ class Clients:
             pace=str(self._work / "pace"),
             limits=self._limits,
         )
-        argv = [*own_argv("windlass.bench.start.shared"), settings_text(settings)]
+        argv = [sys.executable, str(Path(__file__).with_name("shared.py")), settings_text(settings)]
         env = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PATH": os.defpath}
         self._servers.append(_popen(argv, env))
         self._counters.append(Counters(settings.counters))

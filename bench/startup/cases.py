@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from startup.machine import Clients, Hosted, SharedTraffic, hosted, remove_tree, run_ranks
+from startup.shared import Limits
+from startup.stages import Costs, mean_costs, read_costs
 from windlass.agents.start import ServiceSpec
 from windlass.base.notation.counts import counted
 from windlass.base.procs.command import run_command, which
-from windlass.bench.start.machine import Clients, Hosted, SharedTraffic, hosted, remove_tree, run_ranks
-from windlass.bench.start.shared import Limits
-from windlass.bench.start.stages import Costs, mean_costs, read_costs
 from windlass.errors import MachineError
 from windlass.model.plan import CacheRoot
 from windlass.run.stage.push import stage_service
