@@ -89,6 +89,7 @@ STARTS_PROCESSES = (
     "base/procs/children.py",
     "run/signals.py",  # a fork that outlives a windlass which was killed
     "run/jobs.py",
+    "run/sidecars/ahead.py",  # a recording that goes on after `submit`
     "agents/step.py",  # a step that goes on beside the ranks
     "node/",  # runs on compute nodes
 )

@@ -29,6 +29,7 @@ from windlass.run.once import run_once
 from windlass.run.output import OutputView, ViewMaker, terminal_view
 from windlass.run.planning import PlannedRequest, Run
 from windlass.run.rendezvous import plan_hosts
+from windlass.run.sidecars.ahead import record_ahead
 from windlass.run.submit import Submission
 from windlass.run.supervise import saved
 from windlass.run.supervise.attempts import own
@@ -205,7 +206,9 @@ def submit_request(
 ) -> Submission:
     """Write the batch script of a request into a new run folder and submit it to the scheduler."""
     environ = _given(environ)
-    return submit.submit(submit.prepare_submission(request, environ, standalone=standalone), environ)
+    submitted = submit.submit(submit.prepare_submission(request, environ, standalone=standalone), environ)
+    record_ahead(submitted.plan, environ)
+    return submitted
 
 
 def silent_view(plan: Plan) -> OutputView:

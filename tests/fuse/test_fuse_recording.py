@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from requirements import require_fuse
+from waiting import wait_until
 from windlass.cli.main import main
+from windlass.model.plan import Plan
+from windlass.model.request import Request
 from windlass.node.cache.trace import read_trace
+from windlass.run.planning import plan_request
+from windlass.run.sidecars.ahead import record_ahead
+from windlass.run.sidecars.cache_service import cache_service
 from windlass.run.sidecars.traces import environment_identity, list_traces, trace_path
 
 pytestmark = pytest.mark.fuse
@@ -72,3 +80,75 @@ def test_a_record_without_folder_or_command_is_refused(capsys: pytest.CaptureFix
     for words in (["--root", "/usr"], ["--", "true"], ["--root", "/usr", "--timeout", "0", "--", "true"]):
         assert main(["cache", "trace", "record", *words]) == 2
         assert "hint" in capsys.readouterr().err
+
+
+def packages_in(env: Path, **modules: str) -> None:
+    """A folder of packages, older than a recording: a file that was changed just now is not packed."""
+    for name, text in modules.items():
+        (env / "lib" / name).mkdir()
+        (env / "lib" / name / "__init__.py").write_text(text)
+
+
+def plan_of(script: Path, env: Path) -> Plan:
+    python = sys.executable
+    request = Request(
+        kind="script", command=(script.name,), cwd=str(script.parent), python=python, cache=(str(env),), nodes=1
+    )
+    return plan_request(request, os.environ, here=True).plan
+
+
+def waited_for(path: Path, tmp_path: Path) -> Path:
+    wait_until(path.exists, timeout_s=60, what="no trace", state=(path.parent / "ahead.log").read_text)
+    wait_until(lambda: left(tmp_path) == [], timeout_s=30, what="left behind", state=lambda: str(left(tmp_path)))
+    return path
+
+
+def test_the_imports_of_a_submitted_script_are_recorded_without_running_it(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages_in(
+        environment,
+        lazy="a = 1",
+        later="a = 1",
+        needs_device="import later\nraise SystemExit(1)",
+        other="a = 1",
+        unused="a = 1",
+    )
+    monkeypatch.setenv("PYTHONPATH", str(environment / "lib"))
+    script = tmp_path / "user" / "train.py"
+    script.parent.mkdir()
+    script.write_text("import local, needs_device, missing\nfrom lazy import *\nopen('ran', 'w')\n")
+    script.with_name("local.py").write_text("import other\nopen('ran', 'w')\n")
+    assert record_ahead(plan_of(script, environment), os.environ) == ""
+    path = waited_for(trace_path(tmp_path / "traces", environment_identity([str(environment)])), tmp_path)
+    touched = {Path(os.fsdecode(touch.path)).parent.name for touch in read_trace(str(path)).touches}
+    assert {"lazy", "later", "needs_device", "other"} <= touched
+    assert "unused" not in touched
+    assert not list(tmp_path.rglob("ran"))
+    assert record_ahead(plan_of(script, environment), os.environ) == "there is a trace"
+
+
+def test_a_trace_of_an_older_environment_is_pushed_until_there_is_a_new_one(environment: Path, tmp_path: Path) -> None:
+    packages_in(environment, one="")
+    argv = ["cache", "trace", "record", "--root", str(environment), "--", "program", "read"]
+    assert main(argv) == 0
+    older = trace_path(tmp_path / "traces", environment_identity([str(environment)]))
+    packages_in(environment, two="")
+    (environment / "pyvenv.cfg").write_text("version = 3.12\n")
+    script = tmp_path / "train.py"
+    script.write_text("import one\n")
+    cache = plan_of(script, environment).cache
+    assert cache is not None
+    told = cache_service(cache, tmp_path / "traces").settings
+    assert told["trace_in"] == str(older)
+    assert told["trace_out"] != str(older)
+
+
+def test_no_imports_are_recorded_where_the_site_forbids_it(environment: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import one\n")
+    plan = plan_of(script, environment)
+    assert plan.cache is not None
+    cache = msgspec.structs.replace(plan.cache, ahead=False)
+    assert "allows no imports" in record_ahead(msgspec.structs.replace(plan, cache=cache), os.environ)
+    assert not (tmp_path / "traces").exists()

@@ -11,6 +11,7 @@ from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import parse_with_command, request_from
 from windlass.cli.show import Result, say
 from windlass.model.plan import Plan
+from windlass.run.sidecars.ahead import record_ahead
 from windlass.run.submit import prepare_submission, print_submission, submit, why_never_starts
 
 PROGRESS = "submitting"
@@ -40,6 +41,8 @@ def main(args: argparse.Namespace) -> Result:
     submitted = submit(prepared, environ)
     job_id = submitted.job_id
     say(f"windlass: {plan.name} is job {job_id} of {plan.scheduler}; run folder {folder.path}")
+    if record_ahead(plan, environ) == "":
+        say("windlass: cache: recording what the imports of the script read, in the background, for the first start")
     if why := why_never_starts(submitted, environ):
         cancel = quote_words(get_scheduler(plan.scheduler).cancel_argv(job_id or ""))
         say(f"windlass: warning: never-starts: job {job_id} will not start: {why} (cancel it: {cancel})")

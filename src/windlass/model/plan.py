@@ -198,6 +198,8 @@ class CachePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     allow_other: bool = False
     trace: bool = True
     """Record the files that the run reads. From the second run on, push them to the nodes ahead of the ranks."""
+    ahead: bool = True
+    """`windlass submit` records the imports of the script on the login node if there is no trace yet."""
     ready_s: float = 60.0
     """How long the nodes may take to become ready before the run is abandoned."""
     because: str = ""

@@ -332,6 +332,8 @@ class SiteFile(Table, frozen=True, kw_only=True):
     """The parts of this entry that were never run on the machine."""
     login_refuse: bool = True
     """`windlass run` starts no ranks on a login node."""
+    login_imports: bool = True
+    """`windlass submit --cache` may import a script's packages on a login node, one process at the lowest priority."""
     offline: bool = False
     """Compute nodes cannot reach the internet."""
     sources: dict[str, SourceSpec] = {}

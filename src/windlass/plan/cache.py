@@ -32,7 +32,9 @@ FLAG = Origin(scope="flag", where="--cache")
 _BECAUSE = "the nodes share one reading of these folders instead of asking the shared file system each for itself"
 
 
-def plan_cache(request: Request, seen: tuple[tuple[str, str], ...], environments: tuple[str, ...]) -> CachePlan | None:
+def plan_cache(
+    request: Request, seen: tuple[tuple[str, str], ...], environments: tuple[str, ...], *, ahead: bool = True
+) -> CachePlan | None:
     """The cache of a run, or None if the request has no `--cache`.
 
     `seen` are the roots with symbolic links resolved, if this process could read them. `environments` are prefixes that
@@ -51,6 +53,7 @@ def plan_cache(request: Request, seen: tuple[tuple[str, str], ...], environments
         store=request.cache_store or "",
         allow_other=request.cache_allow_other,
         trace=request.cache_trace,
+        ahead=ahead,
         because=_BECAUSE,
         origin=FLAG,
     )

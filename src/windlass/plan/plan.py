@@ -59,7 +59,7 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
     _check_options(request, site)
     before_modules = _facts_before_modules(request, shape, binding, site)
     box = _container(request, context, before_modules, command)
-    cache = plan_cache(request, context.cache_roots, context.cache_environments)
+    cache = plan_cache(request, context.cache_roots, context.cache_environments, ahead=context.site.file.login_imports)
     container = with_view(box.plan if box else None, cache)
     modules_use, modules = _modules(request, site, before_modules, box.modules if box else ())
     facts = msgspec.structs.replace(before_modules, modules=modules)

@@ -220,6 +220,7 @@ def _cache(plan: Plan, explain: bool) -> list[str]:
     lines.append(
         f"{cache.placement}, up to {cache.budget_bytes >> 20} MiB a node, "
         + ("what is read is recorded and pushed ahead the next time" if cache.trace else "no trace")
+        + ("; `submit` records the script's imports first" if cache.trace and cache.ahead and cache.variables else "")
     )
     if cache.readers > 1:
         lines.append(f"{cache.readers} nodes read the shared file system, each at the top of a tree of its own")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,8 @@ class Script(NamedTuple):
     """Top-level names of the imports of the script and of the modules in its folder."""
     trains_alone: bool = False
     """It trains with torch and certainly joins no process group."""
+    statements: tuple[str, ...] = ()
+    """Its imports and those of the modules in its folder, as `module` or `module:name`. Without those modules."""
 
 
 def read_script(request: Request) -> Script:
@@ -42,20 +45,23 @@ def read_script(request: Request) -> Script:
         return Script()
     path = Path(request.cwd or ".") / request.command[0]
     texts = [_read(path)]
-    names = _imports(texts[0])
-    if names is None:
+    said = _statements(texts[0])
+    if said is None:
         return Script()
+    names = _top_names(said)
     beside = {entry.stem if entry.suffix == ".py" else entry.name for entry in path.parent.iterdir()}
-    imports = set(names)
-    modules = [file for name in sorted(imports) if (file := path.parent / f"{name}.py").exists()][:_MAX_MODULES]
+    statements = list(said)
+    modules = [file for name in sorted(names) if (file := path.parent / f"{name}.py").exists()][:_MAX_MODULES]
     for module in modules:
         texts.append(_read(module))
-        imports.update(_imports(texts[-1]) or ())
+        statements += _statements(texts[-1]) or ()
+    imports = set(_top_names(statements))
     known = _LEAVES | sys.stdlib_module_names | {module.stem for module in modules}
     text = b"\n".join(texts)
     alone = "torch" in imports and imports <= known and b".backward(" in text and not _JOINS.search(text)
     packages = tuple(name for name in names if name not in sys.stdlib_module_names and name not in beside)
-    return Script(packages, frozenset(imports), alone)
+    others = tuple(one for one in dict.fromkeys(statements) if _top_name(one) not in beside)
+    return Script(packages, frozenset(imports), alone, others)
 
 
 def _read(path: Path) -> bytes:
@@ -66,15 +72,23 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def _imports(text: bytes) -> tuple[str, ...] | None:
+def _statements(text: bytes) -> tuple[str, ...] | None:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return None
-    names: dict[str, None] = {}
+    found: dict[str, None] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names.update(dict.fromkeys(alias.name.split(".", 1)[0] for alias in node.names))
+            found.update(dict.fromkeys(alias.name for alias in node.names))
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names[node.module.split(".", 1)[0]] = None
-    return tuple(names) if text else None
+            found.update(dict.fromkeys(f"{node.module}:{alias.name}" for alias in node.names))
+    return tuple(found) if text else None
+
+
+def _top_names(statements: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(map(_top_name, statements)))
+
+
+def _top_name(statement: str) -> str:
+    return statement.partition(":")[0].partition(".")[0]

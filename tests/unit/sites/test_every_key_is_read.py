@@ -50,6 +50,7 @@ OTHERWISE = {
     "SiteFile.detect": "read from each file alone, for `Signs` (sites/detect.py)",
     "QueueSpec.accounts": "where a partition and an account are named (plan/queues.py)",
     "SiteFile.login_refuse": "on a login node (run/planning.py)",
+    "SiteFile.login_imports": "on a login node (run/sidecars/ahead.py)",
 }
 """Keys that are read where this test does not go."""
 

@@ -22,7 +22,7 @@ from windlass.node.sys.reading import open_plain, read_text
 from windlass.plan.cache import is_below
 from windlass.run.folder import RunFolder
 from windlass.run.output import OutputView
-from windlass.run.sidecars.traces import environment_identity, trace_path
+from windlass.run.sidecars.traces import environment_identity, newest_trace, trace_path
 
 _MAX_SCRIPTS = 4000
 _MAX_BYTES = 4 << 20
@@ -134,9 +134,11 @@ def cache_service(cache: CachePlan, traces_dir: Path | None) -> ServiceSpec:
         "start_s": cache.ready_s,
     }
     if traces_dir is not None and cache.trace and cache.placement == "replicate":
-        trace = trace_path(traces_dir, environment_identity([root.path for root in cache.roots]))
+        roots = [root.path for root in cache.roots]
+        trace = trace_path(traces_dir, environment_identity(roots))
         settings["trace_out"] = str(trace)
-        settings["trace_in"] = str(trace) if trace.exists() else ""
+        # That of an older version of the environment helps: what is still the same is pushed.
+        settings["trace_in"] = str(trace if trace.exists() else newest_trace(traces_dir, roots) or "")
     return ServiceSpec(name="cache", entry=_ENTRY, settings=settings)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windlass.base.procs.command import run_command, which
-from windlass.errors import ConfigError, MachineError, UsageError
+from windlass.errors import CommandError, ConfigError, DeadlineError, MachineError, UsageError
 from windlass.node.cache import control
 from windlass.node.cache.config import NodeConfig
 from windlass.node.cache.pack import pack_path
@@ -29,6 +29,7 @@ from windlass.node.sys.folders import temporary_folder
 
 _MARKS = ("", "pyvenv.cfg", "conda-meta/history", "lib/python3*/site-packages", "lib64/python3*/site-packages")
 _SUFFIX = ".trace.json"
+_MAX_READ = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +72,18 @@ def trace_path(folder: Path, identity: str) -> Path:
     if not identity or not all(c in "0123456789abcdef" for c in identity):
         raise UsageError(f"{identity!r} is not the identity of a trace", hint="see the list of traces")
     return folder / f"{identity}{_SUFFIX}"
+
+
+def newest_trace(folder: Path, roots: Sequence[str]) -> Path | None:
+    """Return the newest trace of these roots, in any version of their environments. None if there is none."""
+    wanted = sorted(os.fsencode(root) for root in roots)
+    with contextlib.suppress(OSError):
+        found = [(path.stat().st_mtime_ns, path) for path in folder.glob(f"*{_SUFFIX}")]
+        for _, path in sorted(found, reverse=True)[:_MAX_READ]:
+            with contextlib.suppress(BadTraceError, OSError):
+                if sorted(read_trace(str(path)).roots) == wanted:
+                    return path
+    return None
 
 
 def list_traces(folder: Path) -> tuple[TraceSummary, ...]:
@@ -124,21 +137,30 @@ _VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_EN
 
 
 def record_trace(
-    roots: Sequence[str], argv: Sequence[str], environ: Mapping[str, str], traces: Path, timeout_s: float
+    roots: Sequence[str],
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    traces: Path,
+    timeout_s: float,
+    *,
+    partial: bool = False,
 ) -> TraceSummary:
     """Run `argv` with the roots seen through a view, and save what it reads as their trace.
 
     Replaces an older trace. Raises `MachineError` if no view is possible, `CommandError` or `DeadlineError` if the
-    command fails. The older trace then remains. Temporary files are removed.
+    command fails. The older trace then remains. Temporary files are removed. `partial`: keep what a command read that
+    failed or was ended, and leave a trace alone that a run has written meanwhile.
     """
     identity = environment_identity(roots)
     # In the folder of the final trace: the pack is too large to be copied again.
     traces.mkdir(mode=0o700, parents=True, exist_ok=True)
     made = traces / f"{identity}.{os.getpid()}.recording"
     try:
-        with temporary_folder(f"windlass-{os.getuid()}-trace-") as base:
+        kept_after = (CommandError, DeadlineError) if partial else ()
+        with contextlib.suppress(*kept_after), temporary_folder(f"windlass-{os.getuid()}-trace-") as base:
             _record(base, made, roots, argv, environ, timeout_s)
-        return _keep(made, trace_path(traces, identity))
+        path = trace_path(traces, identity)
+        return summary_of(path) if partial and path.exists() else _keep(made, path)
     finally:
         for left in (made, Path(pack_path(str(made)))):
             left.unlink(missing_ok=True)
