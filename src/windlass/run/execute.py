@@ -26,7 +26,7 @@ from windlass.plan.render.rank_script import rank_script
 from windlass.plan.render.variables import JobFacts
 from windlass.run.failure.ends import End
 from windlass.run.folder import RunFolder
-from windlass.run.jit_caches import claim_caches, finish_caches, may_unpack, remove_caches
+from windlass.run.jit_caches import claim_caches, finish_caches, leftover_caches, may_unpack, remove_caches
 from windlass.run.jobs import (
     RUN_DIR_VARIABLE,
     LauncherJob,
@@ -45,13 +45,17 @@ _TICK_S = 0.1
 _DRAIN_S = 0.5
 
 
-def prepare(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> None:
-    """Write the scripts of a run to its folder."""
+def prepare(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> JobFacts:
+    """Write the scripts of a run to its folder. Returns the facts with those that only this process can find out."""
     plan, folder = run.plan, run.folder
     if get_launcher(plan.launcher).output == "files" and (live := run.view.live_ranks(plan.world_size)):
         folder.part(LIVE_FOLDER).mkdir(mode=0o700, exist_ok=True)
         facts = msgspec.structs.replace(facts, live=live)
-    facts = msgspec.structs.replace(facts, kept_caches=may_unpack(plan, folder, run.environ, run.view))
+    facts = msgspec.structs.replace(
+        facts,
+        kept_caches=may_unpack(plan, folder, run.environ, run.view),
+        leftovers=leftover_caches(plan, facts, run.environ),
+    )
     folder.write("rank.sh", rank_script(plan, facts), mode=0o700)
     folder.write("launch.sh", launch_script(plan, str(folder.path)), mode=0o700)
     write_host_file(plan, folder, hosts)
@@ -60,6 +64,7 @@ def prepare(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> None:
         from windlass.run.host_libs import write_injection  # imported here: runs without a container do not need it
 
         write_injection(run, facts)
+    return facts
 
 
 class Sidecar(Protocol):
@@ -137,11 +142,10 @@ def execute(
     hosts: tuple[str, ...],
     sidecar: Sidecar | None = None,
     watch: Watch | None = None,
-    last: bool = True,
 ) -> RanksEnd:
     """Start the ranks, wait until the last one has ended, and return how they ended.
 
-    Unless this is the `last` start of the run, the caches on the nodes are kept for the next start.
+    The caches stay on the nodes: the caller removes them after the record is written, or keeps them for the next start.
     """
     started, killed_before = time.time(), oom_kills()
     plan, folder, view, environ = run.plan, run.folder, run.view, run.environ
@@ -156,11 +160,9 @@ def execute(
     on_first = plan.launcher == "local" or is_this_host(hosts[0], environ)
     meeting = Meeting(plan, folder, facts) if on_first else None
     with guard, listening() as heard:  # until cleanup is complete: a second Ctrl-C must not interrupt it halfway
-        claim_caches(plan, facts, environ)
+        claim_caches(plan, folder, facts, environ)
         _place_libraries(run, facts)
         stopped_by = _run_ranks(run, job, heard, sidecar, _Looks(meeting, watch))
-        if last:
-            finish_caches(plan, folder, facts, environ, view, in_haste=stopped_by is not None)
     failed = job.failing and stopped_by is None
     met = failed or job.code or stopped_by or meeting is None or not meeting.never()
     return RanksEnd(

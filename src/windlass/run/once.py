@@ -15,11 +15,12 @@ from windlass.run.execute import Sidecar, Watch, execute, prepare
 from windlass.run.failure.verdict import verdict_lines
 from windlass.run.folder import RunFolder, make_folder
 from windlass.run.interpreter import missing_module_hint
+from windlass.run.jit_caches import finish_caches
 from windlass.run.output import OutputView, ViewMaker
 from windlass.run.planning import PlannedRequest, Run, plan_to_run
 from windlass.run.rendezvous import plan_hosts
 from windlass.run.signals import listening
-from windlass.run.verdict import good_end, judge_once
+from windlass.run.verdict import Judgement, good_end, judge_once
 
 SidecarMaker = Callable[[Run, JobFacts, tuple[str, ...]], Sidecar | None]
 """Creates the sidecar for these hosts, in a higher layer. None if the plan needs no sidecar."""
@@ -34,15 +35,22 @@ def run_once(run: Run, make_sidecar: SidecarMaker = lambda *_: None, watch: Watc
         hosts = plan_hosts(plan)
         facts = run.rendezvous(hosts, folder.run_id)
         run.announce()
-        prepare(run, facts, hosts)
+        facts = prepare(run, facts, hosts)
     except BaseException:
         folder.forget_secrets()  # nothing has started that could need them
         raise
     sidecar = make_sidecar(run, facts, hosts)
-    with listening():  # until the record is written: a second request to stop must not prevent that
+    with listening():  # until everything is cleaned up: a second request to stop must not prevent that
         end = execute(run, facts, hosts, sidecar, watch)
         judged = judge_once(run, end, facts.deadline_s)
-    record = judged.record
+        _print_end(run, judged)
+        # Last: a job that is being ended has few seconds, and its cause matters more than folders on other nodes.
+        finish_caches(plan, folder, facts, run.environ, run.view, in_haste=end.stopped)
+    return judged.record
+
+
+def _print_end(run: Run, judged: Judgement) -> None:
+    plan, folder, record = run.plan, run.folder, judged.record
     if judged.verdict is not None:
         for line in verdict_lines(judged.verdict, record, folder.path, shown=run.view.shows):
             run.view.note(line)
@@ -52,7 +60,6 @@ def run_once(run: Run, make_sidecar: SidecarMaker = lambda *_: None, watch: Watc
     elif not run.quiet:
         for line in good_end(plan, record, folder):
             run.view.note(line)
-    return record
 
 
 def new_run(

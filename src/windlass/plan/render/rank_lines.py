@@ -64,7 +64,15 @@ def cache_lines(plan: Plan, job: JobFacts) -> list[str]:
         first, every = _same_path(plan, job)
         unpack = _unpack_lines(plan.keep_caches) if job.kept_caches else ()
         kept = part("kept_caches", unpack=unpack, first=first, every=every)
-    return part("caches", parent=expandable(cache_parent(plan, job)), kept=kept, folders=subdirs)
+    lines = part("caches", parent=expandable(cache_parent(plan, job)), kept=kept, folders=subdirs)
+    if job.leftovers:
+        root = plan.cache_root.rstrip("/")
+        old = [
+            f"w_remove {expandable(f'{root}/windlass-{job.uid}-{run_id}')} {quote(f'WINDLASS_RUN_DIR={run_dir}')}"
+            for run_id, run_dir in job.leftovers
+        ]
+        lines += part("leftovers", remove=[f"  {line}" for line in old])
+    return lines
 
 
 LIVE_FOLDER = "live"

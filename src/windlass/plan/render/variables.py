@@ -40,6 +40,8 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Unpack the caches that an earlier job kept. windlass has checked who made them."""
     beats: str | None = None
     """Directory on each node for the ranks' heartbeats, without the node's number at its end."""
+    leftovers: tuple[tuple[str, str], ...] = ()
+    """Id and folder of killed runs whose caches the first rank of each node removes."""
 
 
 def environment_lines(plan: Plan) -> list[str]:

@@ -136,12 +136,12 @@ def _attempt(live: Supervised, number: int, began: float) -> Ended:
         deadline_s=live.deadline_s,
         beats=heartbeats_folder(plan, os.getuid(), live.folder.run_id),
     )
+    facts = prepare(live, facts, hosts)
     live.starts.append((plan, facts))
-    prepare(live, facts, hosts)
     sidecars = compose_sidecars(live, facts, hosts)
     assert sidecars.heartbeat is not None  # a supervised request always has it
     watch.signs = sidecars.heartbeat
-    end = execute(live, facts, hosts, sidecars.whole, watch, last=False)
+    end = execute(live, facts, hosts, sidecars.whole, watch)
     return Ended(
         number=number,
         plan=plan,

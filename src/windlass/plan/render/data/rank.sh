@@ -153,6 +153,16 @@ mkdir -m 700 "$w_parent" 2>/dev/null || [ -d "$w_parent" ] || w_fail "cannot mak
 [ -O "$w_parent" ] && [ ! -L "$w_parent" ] || w_fail "$w_parent belongs to somebody else"
 @kept@
 mkdir -p @folders@ || w_fail "cannot make the caches in $WINDLASS_CACHE_DIR"
+#: leftovers
+
+# Caches of killed runs on this node, unless a process of such a run is still here.
+if [ "$w_local_rank" = 0 ]; then
+  w_remove() {
+    [ -d "$1" ] && [ -O "$1" ] && [ ! -L "$1" ] || return 0
+    cat /proc/[0-9]*/environ 2>/dev/null | tr '\0' '\n' | grep -qxF "$2" || rm -rf "$1"
+  }
+@remove@
+fi
 #: kept_caches
 # Saved caches of an earlier job: the first rank of the node unpacks them, the others wait for it.
 if [ "$w_local_rank" = 0 ]; then
