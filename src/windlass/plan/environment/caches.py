@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from windlass.base.tables import packaged_table
 from windlass.model.condition import When
 from windlass.model.plan import CacheDir, Setting
 from windlass.model.site import Site
@@ -16,51 +17,21 @@ from windlass.model.site import Site
 CACHE_DIR_VARIABLE = "WINDLASS_CACHE_DIR"
 """The rank script sets it to this job's directory on the node, which contains the caches."""
 
-_ALL = (
-    ("triton", ("TRITON_CACHE_DIR",), "Triton's cache races between ranks on a shared file system"),
-    ("inductor", ("TORCHINDUCTOR_CACHE_DIR",), "torch.compile's cache races between nodes on a shared file system"),
-    (
-        "extensions",
-        ("TORCH_EXTENSIONS_DIR",),
-        "torch's built extensions lock a folder in home, and a killed job leaves the lock",
-    ),
-    ("numba", ("NUMBA_CACHE_DIR",), "numba's cache beside the sources is on the shared file system or read-only"),
-    ("matplotlib", ("MPLCONFIGDIR",), "matplotlib builds its font list in home from every rank at once"),
-)
-"""Name of the cache and of its directory, the variables that point to it, and why it is node-local."""
-_BY_VENDOR = {
-    "nvidia": (("cuda", ("CUDA_CACHE_PATH",), "the driver's compile cache in home is written by every rank"),),
-    "amd": (
-        (
-            "miopen",
-            ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR"),
-            "MIOpen keeps SQLite files, which break on shared file systems; the folder must exist beforehand",
-        ),
-    ),
-    "intel": (
-        ("neo", ("NEO_CACHE_DIR",), "the compute runtime's compile cache in home is written by every rank"),
-        ("sycl", ("SYCL_CACHE_DIR",), "SYCL's persistent device code in home is written by every rank"),
-    ),
-}
-_DOWNLOADS = (
-    ("HF_HOME", "huggingface", "models and data sets fill the home quota; every node needs the same copy"),
-    ("HF_DATASETS_CACHE", "huggingface/datasets", "data sets fill the home quota too"),
-    ("TORCH_HOME", "torch", "torch hub's downloads fill the home quota"),
-)
+_TABLE = packaged_table(__file__, "caches.toml")
 
 
 def cache_dirs(vendor: str | None) -> tuple[CacheDir, ...]:
     """The caches that matter for devices of this vendor."""
     return tuple(
-        CacheDir(name=name, subdir=name, variables=variables, because=because)
-        for name, variables, because in (*_ALL, *_BY_VENDOR.get(vendor or "", ()))
+        CacheDir(name=one["name"], subdir=one["name"], variables=tuple(one["variables"]), because=one["because"])
+        for one in (*_TABLE["all"], *_TABLE.get(vendor or "", ()))
     )
 
 
 def cache_variable_names() -> tuple[str, ...]:
     """Every variable that a plan may point to a cache or to a download directory."""
-    every = (*_ALL, *(entry for entries in _BY_VENDOR.values() for entry in entries))
-    return (*(name for _, variables, _ in every for name in variables), *(name for name, _, _ in _DOWNLOADS))
+    caches = (one for group, rows in _TABLE.items() if group != "downloads" for one in rows)
+    return (*(name for one in caches for name in one["variables"]), *(one["name"] for one in _TABLE["downloads"]))
 
 
 def cache_settings(dirs: tuple[CacheDir, ...]) -> tuple[Setting, ...]:
@@ -101,15 +72,15 @@ def download_settings(
     origin = site.origin_of("storage.scratch" if storage.scratch else "storage.downloads")
     return tuple(
         Setting(
-            name=name,
-            value=f"{place}/.cache/{folder}",
-            because=because,
+            name=one["name"],
+            value=f"{place}/.cache/{one['folder']}",
+            because=one["because"],
             expand=True,
             when=there,
             origin=origin,
         )
-        for name, folder, because in _DOWNLOADS
-        if name != "HF_DATASETS_CACHE" or "HF_HOME" not in decided  # the default is next to the models
+        for one in _TABLE["downloads"]
+        if one["name"] != "HF_DATASETS_CACHE" or "HF_HOME" not in decided  # the default is next to the models
     )
 
 

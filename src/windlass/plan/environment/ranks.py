@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from windlass.base.notation.counts import counted
+from windlass.base.tables import packaged_table
 from windlass.model.plan import Binding, Setting
 from windlass.model.topology import Topology
 
@@ -20,35 +21,8 @@ class RankVariable(msgspec.Struct, frozen=True, kw_only=True):
     readers: str
 
 
-RANK_VARIABLES: tuple[RankVariable, ...] = (
-    RankVariable(name="RANK", value="{rank}", readers="torch.distributed, DeepSpeed, accelerate"),
-    RankVariable(name="LOCAL_RANK", value="{local_rank}", readers="torch, DeepSpeed, HF Trainer, Lightning"),
-    RankVariable(name="WORLD_SIZE", value="{world_size}", readers="torch.distributed, DeepSpeed, accelerate"),
-    RankVariable(name="LOCAL_WORLD_SIZE", value="{ranks_per_node}", readers="accelerate, FSDP utilities"),
-    RankVariable(name="NODE_RANK", value="{node_rank}", readers="Lightning"),
-    RankVariable(name="GROUP_RANK", value="{node_rank}", readers="torchrun's name for it, Lightning"),
-    RankVariable(name="NNODES", value="{nodes}", readers="launch scripts"),
-    RankVariable(name="MASTER_ADDR", value="{master_addr}", readers="torch.distributed, DeepSpeed, Lightning"),
-    RankVariable(name="MASTER_PORT", value="{master_port}", readers="torch.distributed, DeepSpeed, Lightning"),
-    RankVariable(
-        name="TORCHELASTIC_RUN_ID",
-        value="windlass-{job_id}",
-        readers="Lightning and accelerate: the processes are already there, start none",
-    ),
-    RankVariable(name="HOROVOD_RANK", value="{rank}", readers="Horovod with gloo"),
-    RankVariable(name="HOROVOD_SIZE", value="{world_size}", readers="Horovod with gloo"),
-    RankVariable(name="HOROVOD_LOCAL_RANK", value="{local_rank}", readers="Horovod with gloo"),
-    RankVariable(name="HOROVOD_LOCAL_SIZE", value="{ranks_per_node}", readers="Horovod with gloo"),
-    RankVariable(name="HOROVOD_CROSS_RANK", value="{node_rank}", readers="Horovod with gloo"),
-    RankVariable(name="HOROVOD_CROSS_SIZE", value="{nodes}", readers="Horovod with gloo"),
-    RankVariable(name="PALS_LOCAL_RANKID", value="{local_rank}", readers="scripts written for PALS (Aurora, Polaris)"),
-    RankVariable(name="MPI_LOCALRANKID", value="{local_rank}", readers="scripts written for hydra; oneCCL"),
-    RankVariable(name="MPI_LOCALNRANKS", value="{ranks_per_node}", readers="oneCCL, beside MPI_LOCALRANKID"),
-    RankVariable(name="WINDLASS_RANK", value="{rank}", readers="windlass.init"),
-    RankVariable(name="WINDLASS_LOCAL_RANK", value="{local_rank}", readers="windlass.init"),
-    RankVariable(name="WINDLASS_NODE_RANK", value="{node_rank}", readers="windlass.init"),
-    RankVariable(name="WINDLASS_WORLD_SIZE", value="{world_size}", readers="windlass.init"),
-    RankVariable(name="WINDLASS_JOB_ID", value="{job_id}", readers="windlass.init"),
+RANK_VARIABLES = tuple(
+    RankVariable(name=name, **told) for name, told in packaged_table(__file__, "rank_variables.toml").items()
 )
 FOLDER_VARIABLES = {
     "WINDLASS_RUN_DIR": "the folder of this run, for scripts and for `windlass.init`",
