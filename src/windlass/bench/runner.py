@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import time
@@ -9,27 +10,100 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import msgspec
 
 import windlass
 from windlass import api
+from windlass.agents.ship import tree_bytes
 from windlass.base.procs.command import run_command
-from windlass.bench.code import put_code
-from windlass.bench.messages import messages
+from windlass.bench.messages import MessageReader, messages
 from windlass.bench.options import as_values
-from windlass.bench.progress import BenchView
 from windlass.bench.record import BenchRecord, Measurement, RankLocation, Where, new_record
 from windlass.errors import MachineError, WindlassError
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
+from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.reading import read_bytes
 from windlass.run.failure.ends import read_seats
 from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.folder import RunFolder, make_folder
+from windlass.run.output import OutputView
 from windlass.run.planning import plan_to_run
 from windlass.run.progress import Progress
+
+_STEP = re.compile(r"\A(?:warm-up|step) \d+/\d+\Z")
+
+
+class BenchView(OutputView):
+    """Show the progress of the first rank. The complete output is in the run directory."""
+
+    def __init__(self, err: TextIO, progress: Progress) -> None:
+        super().__init__(frozenset({0}), err, err)
+        self._progress = progress
+        self._reader = MessageReader()
+        self._held: list[str] = []
+
+    def shows(self, rank: int | None) -> bool:
+        return False  # so that the last lines of a failed rank are repeated
+
+    def line(self, rank: int, text: str) -> None:
+        if rank != 0:
+            return
+        message = self._reader.read_line(text)
+        if message is not None and message["kind"] == "progress":
+            of = f" ({message['done'] + 1}/{message['total']})" if message.get("total") else ""
+            self._progress.show(f"{message['text']}{of}")
+        elif _STEP.match(text):
+            self._progress.show(text)
+
+    def note(self, text: str) -> None:
+        """Show messages about an interrupt at once.
+
+        Hold messages about the end, because ranks may report it in more detail.
+        """
+        if text.startswith("windlass: SIG"):
+            self._progress.clear()
+            super().note(text)
+        else:
+            self._held.append(text)
+
+    def release(self) -> None:
+        """Show the held messages."""
+        self._progress.clear()
+        for text in self._held:
+            super().note(text)
+        self._held.clear()
+
+
+_TOP = Path(windlass.__file__).parent
+_PACKAGES = ("base/procs", "bench", "bench/collectives", "bench/io", "bench/matmul", "bench/train")
+_MAIN = b"""\
+import json
+import sys
+
+from windlass.bench.rank import leave, run_program
+
+leave(run_program(sys.argv[1], json.loads(sys.argv[2])))
+"""
+
+
+def put_code(folder: Path) -> Path:
+    """Write the code to `folder` and return the file to run as `FILE PROGRAM OPTIONS`. Raises `MachineError`."""
+    members = {f"windlass/{name}": read_bytes(_TOP / name, follow=True) for name in ("__init__.py", "errors.py")}
+    packages = {f"windlass.{name.replace('/', '.')}": _TOP / name for name in _PACKAGES}
+    path = folder / "ranks.pyz"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(path, tree_bytes({"__main__.py": _MAIN, **members}, packages, compressed=False))
+    except OSError as error:
+        raise MachineError(
+            f"cannot write the ranks' code to {path}: {error.strerror}", hint="choose another place with --run-dir"
+        ) from error
+    return path
+
 
 T = TypeVar("T")
 MAX_LOCATIONS = 4096

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from looping import each
-from windlass.bench.code import put_code
 from windlass.bench.messages import messages
+from windlass.bench.runner import put_code
 
 
 def _bare_python(*words: str) -> subprocess.CompletedProcess[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from windlass.bench.progress import BenchView
+from windlass.bench.runner import BenchView
 from windlass.node.sys.messages import message_lines
 from windlass.run.progress import Progress
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from windlass.node.cache.keys import Pin, chunk_key
-from windlass.node.cache.neighbours import GAP_CHUNKS, LAST_WINDOW, Neighbours
+from windlass.node.cache.source_reader import GAP_CHUNKS, LAST_WINDOW, Neighbours
 
 CHUNK = 4096
 COUNT = 1000

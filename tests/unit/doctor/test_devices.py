@@ -7,8 +7,8 @@ import json
 import pytest
 
 from captured import FOLDER
-from windlass.node.checks.devices import judge_devices
 from windlass.node.checks.finding import Finding
+from windlass.node.checks.machine import judge_devices
 from windlass.node.sampler import amd, intel
 from windlass.node.sampler.nvidia import HEALTH, OLD_DRIVERS, parse_nvidia_smi
 

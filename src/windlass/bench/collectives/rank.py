@@ -8,14 +8,28 @@ from datetime import timedelta
 from typing import Any
 
 from windlass.bench.collectives import operations
-from windlass.bench.collectives.memory import free_bytes
 from windlass.bench.collectives.options import DTYPES, CollectivesOptions, parse_ops
 from windlass.bench.messages import MessageWriter
 from windlass.bench.options import from_values
 from windlass.bench.rank import World, about_torch, guarded, read_world
 from windlass.bench.sizes import parse_sizes
 from windlass.errors import MachineError
+from windlass.node.sys.memory import memory_left
 from windlass.node.sys.text import binary_size
+
+
+def free_bytes(device: Any, local_ranks: int) -> int:
+    """Return the free memory of the device. For the CPU, return the node's free memory divided by its ranks."""
+    if device.kind == "cpu":
+        return memory_left() // max(1, local_ranks)
+    import torch
+
+    module: Any = getattr(torch, device.kind)
+    try:
+        return int(module.mem_get_info()[0])
+    except (RuntimeError, AttributeError):  # some XPU drivers do not report it
+        return int(device.memory_bytes) - int(module.memory_reserved())
+
 
 _AUTO = {"cpu": "1K:64M:4", "cuda": "1M:8G:2", "xpu": "1M:8G:2"}
 _FEWEST = 3

@@ -8,11 +8,11 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 from windlass.node.cache.arrivals import Arrivals
-from windlass.node.cache.barrier import Barrier
 from windlass.node.cache.config import NodeConfig
 from windlass.node.cache.fetcher import Fetcher
 from windlass.node.cache.flight import FetchResult
@@ -33,7 +33,89 @@ from windlass.node.wire.links import Links
 from windlass.node.wire.ports import listen_tcp, listen_unix, port_candidates
 from windlass.node.wire.proof import ProtocolError
 from windlass.node.wire.timers import Pool, Timers
-from windlass.node.wire.tree import children
+from windlass.node.wire.tree import children, tree_route
+
+
+class Barrier:
+    def __init__(self, config: NodeConfig, links: Links, health: NodeHealth) -> None:
+        self._config = config
+        self._links = links
+        self._health = health
+        self._lock = threading.Lock()
+        self._ready = 1 << config.node
+        self._all = (1 << config.nodes) - 1
+        self._closed = threading.Event()
+        self._news = threading.Event()
+        self._then: Callable[[], None] = lambda: None
+        self.complete = config.nodes == 1
+
+    def start(self, then: Callable[[], None]) -> None:
+        """Start reporting to the parent. Call `then` once all nodes are up."""
+        self._then = then
+        if self.complete:
+            then()
+        threading.Thread(target=self._report, name="barrier", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._news.set()
+
+    @property
+    def ready_count(self) -> int:
+        return self._config.nodes if self.complete else bin(self._ready).count("1")
+
+    def missing(self) -> list[int]:
+        """Return the nodes without a report. Only at the root does this mean that they are not up."""
+        if self.complete:
+            return []
+        return [n for n in range(self._config.nodes) if not self._ready >> n & 1]
+
+    def heard(self, body: bytes) -> bytes:
+        """Record a child's report. The reply states whether all nodes are up."""
+        self._merge(int.from_bytes(body, "little") & self._all)
+        return b"\1" if self.complete else b"\0"
+
+    def _merge(self, ready: int) -> None:
+        with self._lock:
+            if ready & ~self._ready:
+                self._ready |= ready
+                self._news.set()
+            if self._ready == self._all:
+                self._finish()
+
+    def _finish(self) -> None:
+        if not self.complete:
+            self.complete = True
+            self._then()
+
+    def _report(self) -> None:
+        config = self._config
+        route = tree_route(config.node, 0, config.stripes, config.nodes, config.children_each)
+        pause = 0.02
+        while route and not self.complete and not self._closed.is_set():
+            self._news.clear()
+            for node in route:
+                if self._ask(node):
+                    break
+            self._news.wait(pause)
+            pause = min(0.5, pause * 1.5)
+
+    def _ask(self, node: int) -> bool:
+        link = self._links.open(node) if self._health.usable(node) else None
+        if link is None:
+            return False
+        reply = Collect()
+        body = self._ready.to_bytes((self._config.nodes + 7) // 8, "little")
+        if not link.ask(wire.READY, body, reply):
+            return False
+        try:
+            _, answer = reply.wait(self._config.peer_timeout_s)
+        except OSError:
+            return False
+        if answer == b"\1":
+            self._finish()
+        return True
+
 
 log = logging.getLogger("windlass.cache")
 MAX_PREFETCH = 64

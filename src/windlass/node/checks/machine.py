@@ -2,17 +2,155 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
-from windlass.node.checks.finding import Finding, not_applicable, ok, warn
+from windlass.node.checks.finding import Finding, fail, not_applicable, ok, warn
 from windlass.node.checks.meeting import NET
+from windlass.node.sampler import amd, intel, nvidia
+from windlass.node.sampler.readings import DeviceReading
 from windlass.node.sampler.readings import listed as names_in
 from windlass.node.sys.memory import memory_left
 from windlass.node.sys.text import binary_size, listed
-from windlass.node.sys.tools import text_of
+from windlass.node.sys.tools import MissingError, text_of
+
+Expected = dict[str, Any]
+"""`vendor`, `count` (as frameworks count), `cards`, `memory_bytes`. Empty if the plan has no devices."""
+
+BUSY_SHARE = 0.02
+BUSY_BYTES = 1 << 30
+LESS_MEMORY = 0.9
+_TOOL_S = 5.0
+
+
+def check_devices(expected: Expected) -> list[Finding]:
+    """Check number, memory, errors and clocks of the devices of this node."""
+    vendor = expected.get("vendor") or _vendor_here()
+    if not vendor:
+        return [not_applicable("devices", "no accelerator is expected here, and none is seen")]
+    seen, tool, troubles = look(vendor)
+    if not tool:
+        return [_by_files(vendor, expected)]
+    return judge_devices(vendor, seen, expected, tool, troubles)
+
+
+def look(vendor: str) -> tuple[list[DeviceReading], str, list[str]]:
+    """Return the devices, the tool that reported them, and its complaints. The tool is empty if there is no tool."""
+    tool = next((name for name in _TOOLS[vendor] if _tool(name)), "")
+    seen: list[DeviceReading] = []
+    troubles: list[str] = []
+    try:
+        if tool == "nvidia-smi":
+            seen = nvidia.health(_TOOL_S)
+        elif tool == "rocm-smi":
+            seen = amd.rocm_smi_health(_TOOL_S)
+        elif tool == "amd-smi":
+            seen = amd.amd_smi_health(_TOOL_S)
+        elif tool == "xpu-smi":
+            seen, troubles = intel.health(_TOOL_S)
+    except MissingError as error:
+        troubles = [str(error)]
+    return seen, tool, troubles
+
+
+def judge_devices(
+    vendor: str, seen: Sequence[DeviceReading], expected: Expected, tool: str, troubles: Sequence[str] = ()
+) -> list[Finding]:
+    found = [_count(vendor, seen, expected, tool)]
+    if seen:
+        found += [_memory(seen, expected), _errors(seen, troubles), _clocks(seen)]
+    elif troubles:
+        found.append(fail("device-errors", "; ".join(troubles), "use another node, and tell the site's support"))
+    return found
+
+
+def _count(vendor: str, seen: Sequence[DeviceReading], expected: Expected, tool: str) -> Finding:
+    wanted = expected.get("cards" if vendor == "intel" else "count")
+    names = sorted({device.name for device in seen if device.name})
+    drivers = sorted({device.driver for device in seen if device.driver})
+    text = "%d by %s%s%s" % (
+        len(seen),
+        tool,
+        ": " + ", ".join(names) if names else "",
+        ", driver " + ", ".join(drivers) if drivers else "",
+    )
+    facts = {"count": len(seen), "driver": drivers[0] if drivers else ""}
+    if wanted and len(seen) != wanted:
+        remedy = "use another node (`windlass doctor --full` can leave it out), or ask for devices (--gpus-per-node)"
+        return fail("devices", "%s, where the plan has %d" % (text, wanted), remedy, **facts)
+    return ok("devices", text, **facts)
+
+
+def _memory(seen: Sequence[DeviceReading], expected: Expected) -> Finding:
+    wanted = expected.get("memory_bytes") or 0
+    small = [
+        d for d in seen if wanted and d.memory_total_bytes is not None and d.memory_total_bytes < wanted * LESS_MEMORY
+    ]
+    if small:
+        text = ", ".join("device %d has %s" % (d.place, binary_size(d.memory_total_bytes or 0)) for d in small)
+        return fail("device-memory", "%s instead of %s" % (text, binary_size(wanted)), "is this the right node type?")
+    busy = [d for d in seen if (d.memory_bytes or 0) > max(BUSY_BYTES, BUSY_SHARE * (d.memory_total_bytes or 0))]
+    if busy:
+        text = listed(["device %d: %s" % (d.place, binary_size(d.memory_bytes or 0)) for d in busy])
+        remedy = "see who holds it (the vendor's smi, `ps`); a process of an earlier job may be left on the node"
+        return warn("device-memory", "in use before the run: %s" % text, remedy)
+    sizes = sorted({binary_size(d.memory_total_bytes) for d in seen if d.memory_total_bytes})
+    return ok("device-memory", "%s each, free" % " or ".join(sizes) if sizes else "free")
+
+
+def _errors(seen: Sequence[DeviceReading], troubles: Sequence[str]) -> Finding:
+    bad = ["device %d: %d uncorrected memory errors" % (d.place, d.uncorrected) for d in seen if d.uncorrected]
+    bad += ["device %d: rows of memory wait for a reset" % d.place for d in seen if d.needs_reset]
+    bad += list(troubles)
+    if bad:
+        return fail("device-errors", "; ".join(bad), "use another node, and tell the site's support")
+    told = any(d.uncorrected is not None for d in seen)
+    return ok("device-errors", "none" if told else "none told (the tool does not count them here)")
+
+
+def _clocks(seen: Sequence[DeviceReading]) -> Finding:
+    bad = ["device %d: %s" % (d.place, ", ".join(d.throttle_reasons)) for d in seen if d.throttle_reasons]
+    if bad:
+        return warn("device-clocks", "; ".join(bad), "the node is too hot or short of power: use another, tell support")
+    if any(d.throttled is not None for d in seen):
+        return ok("device-clocks", "no slowdown")
+    return not_applicable("device-clocks", "the tool does not tell")
+
+
+def _by_files(vendor: str, expected: Expected) -> Finding:
+    """Check the device files that frameworks open, for nodes without the vendor's tool."""
+    count = len(_files(vendor))
+    wanted = expected.get("cards") if vendor != "amd" else expected.get("count")
+    text = "%d device files (no %s tool in PATH)" % (count, vendor)
+    if wanted and count < wanted:
+        return fail("devices", "%s, where the plan has %d" % (text, wanted), "use another node, or ask for devices")
+    return ok("devices", text, count=count)
+
+
+def _files(vendor: str) -> list[str]:
+    if vendor == "nvidia":
+        return [path for path in glob.glob("/dev/nvidia[0-9]*") if os.path.basename(path)[6:].isdigit()]
+    wanted = {"amd": "0x1002", "intel": "0x8086"}[vendor]
+    nodes = glob.glob("/sys/class/drm/renderD*")
+    return [node for node in nodes if text_of(node + "/device/vendor") == wanted]
+
+
+def _vendor_here() -> str:
+    """Return the vendor of the devices here, if the plan has none. An Intel display does not count."""
+    return next((vendor for vendor in ("nvidia", "amd") if any(map(_tool, _TOOLS[vendor])) and _files(vendor)), "")
+
+
+_TOOLS = {"nvidia": ("nvidia-smi",), "amd": ("rocm-smi", "amd-smi"), "intel": ("xpu-smi",)}
+
+
+def _tool(name: str) -> bool:
+    return shutil.which(name) is not None
+
 
 JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "FLUX_JOB_ID")
 _LOW_SHARE = 0.3

@@ -14,9 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from windlass.node.checks.devices import check_devices
 from windlass.node.checks.finding import Finding, fail, not_applicable, ok, warn
-from windlass.node.checks.machine import JOB_VARIABLES, check_busy, check_hardware, check_memory
+from windlass.node.checks.machine import JOB_VARIABLES, check_busy, check_devices, check_hardware, check_memory
 from windlass.node.checks.meeting import check_meeting, check_named, check_nics, has_rdma, states
 from windlass.node.checks.space import (
     check_home,
