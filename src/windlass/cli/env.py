@@ -14,6 +14,7 @@ from windlass.base.settings import current_environ, read_settings
 from windlass.build.envs.check import EnvLocation, check_env, machine_facts, probe_host
 from windlass.build.envs.create import create_env, refuse_elsewhere
 from windlass.build.envs.inspect import inspect_env
+from windlass.build.envs.installed import SearchPath
 from windlass.build.envs.pack import pack_env
 from windlass.build.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
 from windlass.build.envs.render import command_lines, plan_text, script_text
@@ -129,11 +130,18 @@ def _check(args: argparse.Namespace) -> Result:
     path = args.path or environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
     if not path:
         raise UsageError("which environment? none is active", hint="windlass env check PATH")
-    facts = inspect_env(path)
+    home = environ.get("HOME", "")
+    search = SearchPath(
+        modules=tuple(filter(None, environ.get("PYTHONPATH", "").split(":"))),
+        libraries=tuple(filter(None, environ.get("LD_LIBRARY_PATH", "").split(":"))),
+        user=f"{home}/.local/lib" if home and not environ.get("PYTHONNOUSERSITE") else "",
+        current=str(Path.cwd()),
+    )
+    facts = inspect_env(path, search)
     site, here = _site(args.site)
     mount = mount_of(os.path.realpath(facts.path), mounts())
     seen = mount.file_system if mount.served_by == "shared" else ""
-    place = EnvLocation(file_system=seen, home=environ.get("HOME", ""))
+    place = EnvLocation(file_system=seen, home=home)
     check = check_env(facts, site, probe_host() if here else None, place)
     about = f"{facts.kind}, Python {facts.python or 'unknown'}, {counted(len(facts.packages), 'package')}"
     text = check_text(f"{facts.path}: {about}", check.findings, check.site)

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from unit.cli.typed import windlass
+from unit.cli.typed import environment, windlass
 from windlass.build.envs.check import EnvCheck, EnvLocation, HostFacts, check_env, parse_nvidia_version
 from windlass.build.envs.inspect import inspect_env
 from windlass.errors import UsageError
@@ -251,6 +251,18 @@ def test_the_command_ends_with_1_for_an_error_and_takes_the_active_environment(e
     (env / "bin" / "python").unlink()
     broken = windlass("env", "check", str(env), "--json", cwd=tmp_path)
     assert broken.code == 1 and json.loads(broken.stdout)["severity"] == "error"
+
+
+def test_the_command_checks_with_the_search_paths_of_the_shell(env: Path, tmp_path: Path) -> None:
+    put(env, "alpha")
+    (env / PACKAGES / "alpha.py").touch()
+    (tmp_path / "random.py").touch()
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "alpha.py").touch()
+    path = f"{tmp_path / 'more'}:{environment(tmp_path)['PYTHONPATH']}"
+    done = windlass("env", "check", str(env), "--json", cwd=tmp_path, env={"PYTHONPATH": path})
+    hidden = {one["by"]: one["module"] for one in json.loads(done.stdout)["facts"]["hidden"]}
+    assert hidden == {"PYTHONPATH": "alpha", "the current folder": "random"}
 
 
 def test_without_torch_the_check_says_so_and_the_verdict_counts(env: Path) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 
 from windlass.base.notation.counts import counted
-from windlass.build.envs.inspect import EnvFacts, MpiModule
+from windlass.build.envs.inspect import EnvFacts
+from windlass.build.envs.libraries import MpiModule
 from windlass.build.envs.place import place_findings
 from windlass.build.envs.plan import MachineFacts
 from windlass.build.envs.step import other_rocm
@@ -72,6 +73,7 @@ def machine_facts(host: HostFacts) -> MachineFacts:
 
 _NAMED = 3
 _ABI = {"libmpi.so.40": "Open MPI", "libmpi.so.12": "MPICH's ABI", "libmpi.so.0": "MPI's standard ABI"}
+_REINSTALL = "install the package again: pip install --force-reinstall --no-deps PACKAGE"
 _REMAKE = "make it anew in its place: windlass env create"
 
 
@@ -104,7 +106,9 @@ def check_env(facts: EnvFacts, site: Site, host: HostFacts | None, place: EnvLoc
         *_collectives(facts, site),
         *_mpi(facts, site, host),
         *_packages(facts),
+        *_files(facts),
         *_paths(facts),
+        *(_shell(facts) if host else ()),
         *place_findings(facts.path, site, seen=place.file_system, home=place.home),
         *_made_for(facts, site),
     )
@@ -147,11 +151,10 @@ def _machine(facts: EnvFacts, site: Site, host: HostFacts | None) -> Iterator[Fi
         yield Finding("machine", "ok", facts.machine)
     if facts.foreign:
         text = f"libraries for another machine ({len(facts.foreign)}): {listed(facts.foreign, _NAMED)}"
-        yield Finding("machine", "warning", text, "install the package again on this machine")
+        yield Finding("machine", "error", text, "install the package again on this machine")
     if facts.damaged:
         text = f"damaged libraries ({len(facts.damaged)}): {listed(facts.damaged, _NAMED)}"
-        remedy = "install the package again: pip install --force-reinstall --no-deps PACKAGE"
-        yield Finding("libraries", "error", text, remedy)
+        yield Finding("libraries", "error", text, _REINSTALL)
     if host and host.glibc and facts.glibc and version_key(facts.glibc) > version_key(host.glibc):
         text = f"{facts.glibc_by} needs glibc {facts.glibc}, this machine has {host.glibc}"
         remedy = "take an older wheel, build the package here, or use a container"
@@ -235,14 +238,48 @@ def _mpi(facts: EnvFacts, site: Site, host: HostFacts | None) -> Iterator[Findin
         return
     module = facts.mpi[0]
     kind = _ABI.get(module.library) or ("Cray MPICH" if re.match(r"libmpi_\w+\.so", module.library) else "another ABI")
-    if site.file.python.mpicc.startswith("cc") and kind == "Open MPI":
+    # Cray's module cray-mpich-abi offers MPICH's library too.
+    if site.file.python.mpicc.startswith("cc") and kind != "Cray MPICH" and "/cray/" not in module.place:
         text = (
-            f"linked with {module.library} (Open MPI); the MPI of {site.name} is Cray MPICH: every rank would be rank 0"
+            f"linked with {module.library} ({kind}); the MPI of {site.name} is Cray MPICH: every rank would be rank 0"
         )
         remedy = f'build it there: MPICC="{site.file.python.mpicc}" pip install --no-binary=mpi4py mpi4py'
         yield Finding("mpi4py", "error", text, remedy)
         return
     yield _linked(module, kind, host)
+
+
+def _files(facts: EnvFacts) -> Iterator[Finding]:
+    if facts.lost:
+        text = f"{counted(len(facts.lost), 'file')} of packages missing or empty: {listed(facts.lost, _NAMED)}"
+        yield Finding("files", "error", text, _REINSTALL)
+    if facts.unfit:
+        text = f"for another Python, machine or C library: {listed(facts.unfit, _NAMED)}"
+        yield Finding("abi", "error", text, _REINSTALL)
+    for copy in facts.copies:
+        text = f"{len(copy.files)} copies of {copy.library}: {listed(copy.files, _NAMED)}"
+        if "ccl" in copy.library:
+            remedy = "uninstall the package that is not torch's; the first import decides which copy is used"
+            yield Finding("copies", "warning", text, remedy)
+        else:
+            yield Finding("copies", "note", text, "if ranks use too many threads, set OMP_NUM_THREADS")
+
+
+def _shell(facts: EnvFacts) -> Iterator[Finding]:
+    """Check what the search paths of this shell change, if the shell is on the site."""
+    for by in dict.fromkeys(hidden.by for hidden in facts.hidden):
+        some = [f"{hidden.module} ({hidden.place})" for hidden in facts.hidden if hidden.by == by]
+        remedies = {"PYTHONPATH": "unset PYTHONPATH", "the current folder": "rename the file or start elsewhere"}
+        remedy = remedies.get(by, "export PYTHONNOUSERSITE=1")
+        yield Finding("hidden", "warning", f"{by} hides modules of the environment: {listed(some, _NAMED)}", remedy)
+    for old in facts.old:
+        text = f"{old.by} needs {old.version} of {old.library}, the loader finds {old.place}, which lacks it"
+        remedy = "remove its folder from LD_LIBRARY_PATH, or load a newer compiler's module"
+        yield Finding("loader", "error", text, remedy)
+    if facts.unresolved:
+        some = [f"{file} needs {name}" for file, name in facts.unresolved]
+        remedy = "load the module that it was built with, or install the package again"
+        yield Finding("loader", "warning", f"libraries that the loader does not find: {listed(some, _NAMED)}", remedy)
 
 
 def _linked(module: MpiModule, kind: str, host: HostFacts | None) -> Finding:

@@ -9,23 +9,28 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 import msgspec
 
 from windlass.build.envs.archive import interpreter_of, own_files, read_text_file, site_packages
 from windlass.build.envs.create import RECORD
-from windlass.build.envs.requirements import Unmet, normal_name, unmet
+from windlass.build.envs.installed import (
+    HiddenModule,
+    Installed,
+    SearchPath,
+    hidden_modules,
+    installed_in,
+    lost_files,
+    unfit_wheels,
+)
+from windlass.build.envs.libraries import EnvLibraries, LibraryCopies, MpiModule, OldLibrary
+from windlass.build.envs.requirements import normal_name, unmet
 from windlass.errors import UsageError
-from windlass.node.libs.closure import SystemRoot, newest, version_key
-from windlass.node.libs.elf import Elf, ElfError, is_elf, read_elf
 from windlass.node.sys.reading import read_object
 
-MAX_LIBRARIES = 20_000
-_MPI = re.compile(r"libmpi\w*\.so(\.\d+)*\Z")
-_PLUGIN = re.compile(r"lib(nccl|rccl)-net[\w-]*\.so(\.\d+)*\Z")
 _TORCH_LINE = re.compile(r"^(__version__|cuda|hip|xpu)\b[^=]*=\s*'([^']*)'", re.MULTILINE)
+_ACTIVE = re.compile(r"""^\s*(?:export )?VIRTUAL_ENV=['"]?(/[^'"$\n]*?)['"]?\s*$""", re.MULTILINE)
 _MAPPING = re.compile(r"'([^']+)'\s*:\s*'(/[^']*)'")
 
 
@@ -36,14 +41,6 @@ class OutsidePath(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     found: bool
     editable: bool
-
-
-class MpiModule(msgspec.Struct, frozen=True, kw_only=True):
-    """An extension of mpi4py, the MPI that it is linked with, and the path of that MPI on this machine."""
-
-    file: str
-    library: str
-    place: str
 
 
 class EnvFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +58,15 @@ class EnvFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Libraries for another machine."""
     damaged: tuple[str, ...] = ()
     """Libraries that are not valid ELF files."""
+    lost: tuple[str, ...] = ()
+    """Files that a package installed and that are missing or empty: `numpy: numpy/core.py`."""
+    unfit: tuple[str, ...] = ()
+    """Packages and extensions for another Python, another machine or another C library."""
+    copies: tuple[LibraryCopies, ...] = ()
+    old: tuple[OldLibrary, ...] = ()
+    unresolved: tuple[tuple[str, str], ...] = ()
+    """Extension modules, and a library of each that the loader does not find."""
+    hidden: tuple[HiddenModule, ...] = ()
     glibc: str = ""
     glibc_by: str = ""
     packages: dict[str, str] = {}
@@ -81,37 +87,53 @@ class EnvFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The site that windlass created it for. Empty if windlass did not create it."""
 
 
-def inspect_env(path: str) -> EnvFacts:
-    """Inspect an environment. Raises `UsageError` if the path is not an environment."""
+_NO_SEARCH = SearchPath()
+
+
+def inspect_env(path: str, search: SearchPath = _NO_SEARCH) -> EnvFacts:
+    """Inspect an environment. Raises `UsageError` if the path is not an environment.
+
+    `search` is what the shell adds to the search paths.
+    """
     root = Path(path).expanduser().absolute()
     kind = _kind(root)
     config = _config(root)
-    minor = _minor(root)
+    minor = _minor(root, config)
     base = _base(root, config) if kind == "venv" else ""
-    found = _distributions(root)
+    python = _python(root, config, minor)
+    folders = tuple(folder for folder in site_packages(root) if folder.parent.name in (f"python{minor}", "python3"))
+    others = [folder for folder in site_packages(root) if folder not in folders]
+    found = {folder: installed_in(folder) for folder in folders}
+    packages = [package for each in found.values() for package in each]
     beneath = config.get("include-system-site-packages", "").lower() == "true"
     below = _beneath_packages(base, minor) if beneath else {}
-    packages = {normal_name(name): version for name, version, _ in found}
-    libraries = _Libraries(root)
-    names = [normal_name(name) for name, _, _ in found]
+    versions = {normal_name(package.name): package.version for package in packages}
+    libraries = EnvLibraries(root, minor, search.libraries)
+    names = [normal_name(package.name) for package in packages]
+    unfit = [*unfit_wheels(packages, minor, libraries.machine, libraries.musl), *libraries.unfit]
+    unfit += [str(folder.relative_to(root)) for folder in others if installed_in(folder) and not packages]
     return EnvFacts(
         path=str(root),
         kind=kind,
-        python=_python(root, config, minor),
+        python=python,
         base=base,
         base_found=not base or Path(base).exists(),
         beneath=beneath,
         machine=libraries.machine,
         foreign=tuple(libraries.foreign),
         damaged=tuple(libraries.damaged),
+        lost=tuple(lost for folder, each in found.items() for lost in lost_files(folder, each)),
+        unfit=tuple(unfit),
+        copies=libraries.copies(),
+        old=libraries.old(),
+        unresolved=() if beneath else libraries.unresolved(),
+        hidden=tuple(hidden_modules(folders, minor, search, user=kind != "venv")),
         glibc=libraries.glibc,
         glibc_by=libraries.glibc_by,
-        packages=dict(sorted(packages.items())),
+        packages=dict(sorted(versions.items())),
         beneath_packages=below,
         twice=tuple(sorted({name for name in names if names.count(name) > 1})),
-        unmet=tuple(
-            (n.package, n.needs, n.found) for n in _unmet(found, {**below, **packages}, minor, libraries.machine)
-        ),
+        unmet=_unmet(packages, {**below, **versions}, python, libraries.machine),
         torch=_torch(root),
         plugins=tuple(libraries.plugins),
         mpi=tuple(libraries.mpi),
@@ -143,13 +165,19 @@ def _config(root: Path) -> dict[str, str]:
     return {key.strip().lower(): value.strip() for key, _, value in pairs}
 
 
-def _minor(root: Path) -> str:
-    names = [path.parent.name for path in site_packages(root)]
-    return names[-1].removeprefix("python") if names else ""
+def _minor(root: Path, config: dict[str, str]) -> str:
+    """Return the version of the packages' folder: the one of pyvenv.cfg if there is such a folder."""
+    names = [path.parent.name.removeprefix("python") for path in site_packages(root)]
+    said = ".".join(_said(config).split(".")[:2])
+    return next((name for name in names if said and name.rstrip("t") == said), names[-1] if names else "")
+
+
+def _said(config: dict[str, str]) -> str:
+    return config.get("version") or config.get("version_info", "")
 
 
 def _python(root: Path, config: dict[str, str], minor: str) -> str:
-    said = config.get("version") or config.get("version_info", "")
+    said = _said(config)
     if not said:
         with contextlib.suppress(OSError):
             records = sorted((root / "conda-meta").glob("python-3*.json"))
@@ -166,39 +194,18 @@ def _base(root: Path, config: dict[str, str]) -> str:
     return config.get("executable") or str(Path(config.get("home", "")) / "python3")
 
 
-def _distributions(root: Path) -> list[tuple[str, str, tuple[str, ...]]]:
-    return [entry for folder in site_packages(root) for entry in _in_folder(folder)]
-
-
-def _in_folder(folder: Path) -> list[tuple[str, str, tuple[str, ...]]]:
-    found = []
-    for distribution in distributions(path=[str(folder)]):
-        with contextlib.suppress(Exception):  # untrusted metadata, in any state
-            name, version = _named(distribution)
-            found.append((name, version, tuple(distribution.requires or ())))
-    return sorted(found)
-
-
-def _named(distribution: Distribution) -> tuple[str, str]:
-    name, version = distribution.metadata["Name"], distribution.version
-    if not name or not version:
-        raise ValueError("no name")
-    return str(name), str(version)
-
-
 def _beneath_packages(base: str, minor: str) -> dict[str, str]:
     prefix = Path(base).parent.parent
     folders = [prefix / "lib" / f"python{minor}" / "site-packages", prefix / "lib/python3/dist-packages"]
-    pairs = [entry for folder in folders if folder.is_dir() for entry in _in_folder(folder)]
-    return {normal_name(name): version for name, version, _ in pairs}
+    pairs = [entry for folder in folders if folder.is_dir() for entry in installed_in(folder)]
+    return {normal_name(entry.name): entry.version for entry in pairs}
 
 
 def _unmet(
-    found: list[tuple[str, str, tuple[str, ...]]], versions: dict[str, str], minor: str, machine: str
-) -> tuple[Unmet, ...]:
+    packages: list[Installed], versions: dict[str, str], python: str, machine: str
+) -> tuple[tuple[str, str, str], ...]:
     marker = {
-        "python_version": minor,
-        "python_full_version": f"{minor}.0",
+        "python_version": ".".join(python.rstrip("t").split(".")[:2]),
         "sys_platform": "linux",
         "platform_system": "Linux",
         "os_name": "posix",
@@ -207,7 +214,11 @@ def _unmet(
         "implementation_name": "cpython",
         "extra": "",
     }
-    return unmet({name: lines for name, _, lines in found}, versions, marker)
+    if python.count(".") > 1:  # otherwise unknown: only pyvenv.cfg and conda name the whole version
+        marker["python_full_version"] = python
+    return tuple(
+        (n.package, n.needs, n.found) for n in unmet({one.name: one.needs for one in packages}, versions, marker)
+    )
 
 
 def _torch(root: Path) -> dict[str, str]:
@@ -219,17 +230,26 @@ def _torch(root: Path) -> dict[str, str]:
 
 
 def _moved(root: Path) -> list[tuple[str, str]]:
+    """Return scripts that start the Python of another place, and an activation script that activates one."""
     found = []
     for path in own_files(root):
         data = read_text_file(path) if path.parent.name == "bin" else None
         python = interpreter_of(data) if data else None
-        if (
-            python
-            and Path(python).parent != root / "bin"
-            and os.path.realpath(python) != os.path.realpath(root / "bin/python")
-        ):
+        if python and _is_elsewhere(python, root):
             found.append((path.name, python))
+        active = _ACTIVE.search(data.decode(errors="replace")) if data and path.name == "activate" else None
+        if active and os.path.realpath(active[1]) != os.path.realpath(root):
+            found.append((path.name, f"{active[1]}/bin/python"))
     return found
+
+
+def _is_elsewhere(python: str, root: Path) -> bool:
+    folder, own = os.path.realpath(Path(python).parent), os.path.realpath(root / "bin")
+    if folder == own:
+        return False
+    # The Python of the original of a copied venv is a link to the same base.
+    original = Path(python).parent.parent / "pyvenv.cfg"
+    return original.is_file() or os.path.realpath(python) != os.path.realpath(root / "bin/python")
 
 
 def _outside(root: Path) -> list[OutsidePath]:
@@ -272,59 +292,3 @@ def _made_for(root: Path) -> str:
         found = read_object(root / RECORD)
         return str(found.get("site", "")) if isinstance(found, dict) else ""
     return ""
-
-
-class _Libraries:
-    """Libraries of the environment: their machine, the C library they need, plugins of NCCL, MPI of mpi4py."""
-
-    def __init__(self, root: Path) -> None:
-        self.machine = self.glibc = self.glibc_by = ""
-        self.foreign: list[str] = []
-        self.damaged: list[str] = []
-        self.plugins: list[str] = []
-        self.mpi: list[MpiModule] = []
-        self._host = SystemRoot("/")
-        python = os.path.realpath(root / "bin" / "python")
-        with contextlib.suppress(ElfError, OSError):
-            self.machine = read_elf(python).machine
-        count = 0
-        for folder, folders, names in os.walk(root / "lib"):
-            folders.sort()
-            for name in sorted(names):
-                if ".so" in name and count < MAX_LIBRARIES:
-                    count += 1
-                    self._look(root, Path(folder) / name)
-
-    def _look(self, root: Path, path: Path) -> None:
-        if path.is_symlink() or not is_elf(str(path)):
-            if not path.is_symlink() and re.search(r"\.so(\.\d+)*\Z", path.name):
-                self._text_or_damage(root, path)
-            return
-        inside = str(path.relative_to(root))
-        try:
-            elf = read_elf(str(path))
-        except (ElfError, OSError):
-            self.damaged.append(inside)
-            return
-        if self.machine and elf.machine != self.machine:
-            self.foreign.append(inside)
-            return
-        need = newest(version for versions in elf.version_needs.values() for version in versions)
-        if version_key(need) > version_key(self.glibc):
-            self.glibc, self.glibc_by = need, inside
-        if _PLUGIN.match(path.name):
-            self.plugins.append(inside)
-        if path.parent.name == "mpi4py" and path.name.startswith("MPI"):
-            self._mpi(path, elf)
-
-    def _text_or_damage(self, root: Path, path: Path) -> None:
-        """Some libraries are linker scripts. An empty or truncated file is damaged."""
-        data = read_text_file(path)
-        if data is None or not re.search(rb"INPUT|GROUP|GNU ld", data):
-            self.damaged.append(str(path.relative_to(root)))
-
-    def _mpi(self, path: Path, elf: Elf) -> None:
-        library = next((name for name in elf.needed if _MPI.match(name)), "")
-        folders = [entry.replace("$ORIGIN", str(path.parent)) for entry in (*elf.rpath, *elf.runpath)]
-        found = self._host.find(library, tuple(folders)) if library else None
-        self.mpi.append(MpiModule(file=path.name, library=library, place=found[0] if found else ""))

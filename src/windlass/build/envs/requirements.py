@@ -103,7 +103,10 @@ def _padded(release: tuple[int, ...], width: int) -> tuple[int, ...]:
 
 
 def _holds(text: str, marker: Mapping[str, str]) -> bool:
-    """Return whether a marker holds. One that cannot be parsed does not: its requirement may be for other systems."""
+    """Return whether a marker holds.
+
+    One that cannot be parsed, or has an unknown variable, does not: its requirement may be for other systems.
+    """
     if not text.strip():
         return True
     tokens = _TOKEN.findall(text)
@@ -111,7 +114,7 @@ def _holds(text: str, marker: Mapping[str, str]) -> bool:
         return False
     try:
         value, rest = _either([re.sub(r"\s+", " ", token) for token in tokens], marker)
-    except (IndexError, RecursionError):
+    except (IndexError, KeyError, RecursionError):
         return False
     return value and not rest
 
@@ -137,12 +140,12 @@ def _term(tokens: list[str], marker: Mapping[str, str]) -> tuple[bool, list[str]
         value, tokens = _either(tokens[1:], marker)
         return value, tokens[1:]
     left, sign, right, rest = tokens[0], tokens[1], tokens[2], tokens[3:]
-    versions = "version" in left + right and "platform_version" not in left + right
+    versions = bool({"python_version", "python_full_version", "implementation_version"} & {left, right})
     return _compare(_value(left, marker), sign, _value(right, marker), versions), rest
 
 
 def _value(token: str, marker: Mapping[str, str]) -> str:
-    return token[1:-1] if token[:1] in "'\"" else marker.get(token, "")
+    return token[1:-1] if token[:1] in "'\"" else marker[token]
 
 
 def _compare(left: str, sign: str, right: str, versions: bool) -> bool:

@@ -115,8 +115,12 @@ class _ElfReader:
     def _read_segments(self) -> List[_ElfSegment]:
         if self._wide:
             offset, (entry, count) = self._unpack("Q", 32)[0], self._unpack("HH", 54)
+            sections, (width, number) = self._unpack("Q", 40)[0], self._unpack("HH", 58)
         else:
             offset, (entry, count) = self._unpack("I", 28)[0], self._unpack("HH", 42)
+            sections, (width, number) = self._unpack("I", 32)[0], self._unpack("HH", 46)
+        if sections + width * number > self._size:
+            raise ElfError("it ends at %d bytes, before its section headers" % self._size)
         if count > MAX_HEADERS:
             raise ElfError("%d program headers" % count)
         if count and entry < (56 if self._wide else 32):

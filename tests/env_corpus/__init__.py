@@ -1,0 +1,1 @@
+"""Environments of many states with the verdict that each must get."""
