@@ -114,11 +114,12 @@ $(VENV)/.docs: pyproject.toml $(VENV)/.installed
 	@touch $@
 
 # What the examples need beside torch, apart from .venv but with its torch. DeepSpeed's build imports torch.
-$(EXAMPLES)/.installed: $(wildcard examples/*/requirements.txt) | $(VENV)/.torch
+NEEDS_OF_EXAMPLES := $(wildcard examples/*/requirements.txt) tests/cluster/trainers/requirements.txt
+$(EXAMPLES)/.installed: $(NEEDS_OF_EXAMPLES) | $(VENV)/.torch
 	$(BIN)/python -m venv $(EXAMPLES)
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > "$$($(EXAMPLES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch-of-venv.pth"
 	$(EXAMPLES)/bin/python -m pip --disable-pip-version-check -q install setuptools wheel ninja py-cpuinfo
 	$(EXAMPLES)/bin/python -m pip --disable-pip-version-check -q install --no-build-isolation \
-	  $(addprefix -r ,$(wildcard examples/*/requirements.txt))
+	  $(addprefix -r ,$(NEEDS_OF_EXAMPLES))
 	@touch $@

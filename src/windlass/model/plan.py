@@ -225,6 +225,28 @@ class AgentsPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     origin: Origin = BUILTIN
 
 
+ResumeWay = Literal["itself", "argument", "possible", "never"]
+"""`argument`: windlass adds it on each restart. `possible`: it would with `--with resume`."""
+
+
+class TrainerPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The trainer of a script without `windlass.Snapshot`, for restarts. `plan.trainers` has its checkpoints."""
+
+    name: str
+    because: str
+    notice: str = ""
+    """Signal that makes it save when the time is nearly up. Empty: it saves on no signal."""
+    notice_because: str = ""
+    holds_requeue: bool = False
+    """`scontrol requeue` of the trainer only reports that it has saved, because windlass submits the job again."""
+    folder: str = ""
+    """Folder of its checkpoints, relative to the working folder."""
+    resume: ResumeWay
+    resume_because: str
+    passed: tuple[str, ...] = ()
+    """Arguments at the end of the command that windlass added for this start."""
+
+
 class Prologue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A line of shell in the job before the ranks start."""
 
@@ -284,6 +306,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     cache_root: str = "/tmp"
     cache: CachePlan | None = None
     agents: AgentsPlan | None = None
+    trainer: TrainerPlan | None = None
     keep_caches: str | None = None
     hosts: str | None = None
     """Folded host list, if an allocation is known."""

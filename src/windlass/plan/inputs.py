@@ -30,6 +30,17 @@ class EnvironmentPlace(msgspec.Struct, frozen=True, kw_only=True):
     """False: the file system did not answer before the timeout."""
 
 
+class ScriptFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the text of the script and of the modules in its folder contains."""
+
+    names: frozenset[str] = frozenset()
+    """Names, attributes and imported names."""
+    keywords: Mapping[str, str] = {}
+    """Keyword arguments of calls with a literal text or bool."""
+    options: Mapping[str, str] = {}
+    """Texts that begin with `--`, and the literal default if the text is an option of argparse."""
+
+
 class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
     """The facts that planning needs in addition to the request. The caller gathers them."""
 
@@ -50,6 +61,7 @@ class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
     python_because: str = "found first in PATH"
     imports: frozenset[str] = frozenset()
     """Top-level packages that the script and the modules in its directory import."""
+    script: ScriptFacts = ScriptFacts()
     trains_alone: bool = False
     """The script trains with torch and certainly joins no process group."""
     place: EnvironmentPlace | None = None

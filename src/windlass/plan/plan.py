@@ -41,6 +41,7 @@ from windlass.plan.inputs import PlanningContext, Secrets, container_request, co
 from windlass.plan.profile import check_profile
 from windlass.plan.remarks import INDEPENDENT, binding_remarks, plan_remarks
 from windlass.plan.shape import Shape, decide_shape
+from windlass.plan.trainers import RESUME, plan_trainer, trainer_remarks
 from windlass.plan.variables import plan_environment
 from windlass.sites.topology.bind import bind
 from windlass.sites.topology.binding_request import binding_request_from_site
@@ -67,7 +68,7 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
     launch = launch_arguments(request, context, shape, binding, facts, container, environment)
     directives = batch_directives(request, context, shape, binding, facts)
     refuse_forbidden(users_arguments((*directives, *launch)), context.forbidden)
-    secrets = _secrets(request, command, environment)
+    secrets, trainer = _secrets(request, command, environment), plan_trainer(request, context, shape.scheduler)
     remarks = [*shape.remarks, *context.remarks, *_nested_launcher(command, shape), *(box.remarks if box else ())]
     remarks += [*binding_remarks(binding, context.topology), *plan_remarks(request, context, shape, facts, environment)]
     plan = Plan(
@@ -103,7 +104,8 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
         keep_caches=request.keep_caches,
         hosts=shape.hosts,
         job_id=context.allocation.job_id if context.allocation else None,
-        remarks=worst_first(remarks),
+        remarks=worst_first((*remarks, *trainer_remarks(trainer))),
+        trainer=trainer,
         grace_s=request.grace_s,
         parent=request.supervised or not get_launcher(shape.launcher).names_failed_rank,
     )
@@ -214,7 +216,7 @@ def _check_options(request: Request, site: Site) -> None:
     known |= {a.when.option for a in site.file.launcher.arguments} | {m.when.option for m in site.file.modules}
     names = sorted(name for name in known if name)
     for option in request.options:
-        if option not in (*names, INDEPENDENT):
+        if option not in (*names, INDEPENDENT, RESUME):
             raise UsageError(
                 f"--with {option}: {site.name} has no option of this name",
                 hint=f"it has: {', '.join(names)}" if names else "this site has none",

@@ -17,6 +17,7 @@ from windlass.plan.cache import agents_folder
 from windlass.plan.render.batch_script import has_prologue, prologue_lines
 from windlass.plan.render.rank_script import rank_script
 from windlass.plan.render.variables import JobFacts
+from windlass.plan.trainers import trainer_spec
 from windlass.sites.topology.draw import draw_node
 
 RUN_DIR = "RUN_DIR"
@@ -50,6 +51,7 @@ def plan_text(
         _section("variables", _settings(plan.environment, explain)),
         _section("cooperative cache", _marked(plan, _cache(plan, explain))),
         _section("agents", _agents(plan, explain)),
+        _section("trainer", _trainer(plan)),
         _section("container", _marked(plan, _container(plan, explain))),
         _section("limits", _arguments(plan.limits, explain)),
         _section("node", draw_node(plan.binding, plan.topology, width=width, color=color).splitlines()),
@@ -243,6 +245,22 @@ def _agents(plan: Plan, explain: bool) -> list[str]:
         f"up within {agents.ready_s:g} s",
     ]
     return [*lines, *_arguments(agents.launch, explain, tail=f"AGENT {RUN_DIR}/agent.pyz")]
+
+
+def _trainer(plan: Plan) -> list[str]:
+    trainer = plan.trainer
+    if trainer is None:
+        return []
+    spec = trainer_spec(trainer.name)
+    places = ", ".join(f"{trainer.folder.rstrip('/')}/{pattern}" for pattern in spec.checkpoints) if spec else ""
+    how = {"itself": "by the script", "argument": "by windlass", "possible": "not yet", "never": "no"}[trainer.resume]
+    return [
+        f"{trainer.name}: {trainer.because}",
+        f"time nearly up: {trainer.notice or 'no signal'}: {trainer.notice_because}",
+        *(["its `scontrol requeue` does not reach Slurm: windlass restarts the run"] if trainer.holds_requeue else []),
+        f"checkpoints: {places}",
+        f"resumed: {how}: {trainer.resume_because}",
+    ]
 
 
 def _container(plan: Plan, explain: bool) -> list[str]:

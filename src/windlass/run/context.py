@@ -228,6 +228,7 @@ def gather_context(
         python=python,
         python_because=because,
         imports=script.imports,
+        script=script.facts,
         trains_alone=script.trains_alone,
         place=environment_place(python) if here and _many_read_it(request, allocation) else None,
         activate_kind=activate_kind(request),

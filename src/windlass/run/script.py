@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from windlass.model.request import Request
 from windlass.node.sys.reading import read_bytes
+from windlass.plan.inputs import ScriptFacts
 
 _MAX_BYTES = 1 << 20
 _MAX_MODULES = 50
@@ -35,6 +36,7 @@ class Script(NamedTuple):
     """It trains with torch and certainly joins no process group."""
     statements: tuple[str, ...] = ()
     """Its imports and those of the modules in its folder, as `module` or `module:name`. Without those modules."""
+    facts: ScriptFacts = ScriptFacts()
 
 
 def read_script(request: Request) -> Script:
@@ -45,7 +47,8 @@ def read_script(request: Request) -> Script:
         return Script()
     path = Path(request.cwd or ".") / request.command[0]
     texts = [_read(path)]
-    said = _statements(texts[0])
+    trees = [_parse(texts[0])]
+    said = _statements(trees[0])
     if said is None:
         return Script()
     names = _top_names(said)
@@ -54,14 +57,15 @@ def read_script(request: Request) -> Script:
     modules = [file for name in sorted(names) if (file := path.parent / f"{name}.py").exists()][:_MAX_MODULES]
     for module in modules:
         texts.append(_read(module))
-        statements += _statements(texts[-1]) or ()
+        trees.append(_parse(texts[-1]))
+        statements += _statements(trees[-1]) or ()
     imports = set(_top_names(statements))
     known = _LEAVES | sys.stdlib_module_names | {module.stem for module in modules}
     text = b"\n".join(texts)
     alone = "torch" in imports and imports <= known and b".backward(" in text and not _JOINS.search(text)
     packages = tuple(name for name in names if name not in sys.stdlib_module_names and name not in beside)
     others = tuple(one for one in dict.fromkeys(statements) if _top_name(one) not in beside)
-    return Script(packages, frozenset(imports), alone, others)
+    return Script(packages, frozenset(imports), alone, others, _facts(trees))
 
 
 def _read(path: Path) -> bytes:
@@ -72,10 +76,15 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def _statements(text: bytes) -> tuple[str, ...] | None:
+def _parse(text: bytes) -> ast.Module | None:
     try:
-        tree = ast.parse(text)
+        return ast.parse(text) if text else None
     except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _statements(tree: ast.Module | None) -> tuple[str, ...] | None:
+    if tree is None:
         return None
     found: dict[str, None] = {}
     for node in ast.walk(tree):
@@ -83,7 +92,7 @@ def _statements(text: bytes) -> tuple[str, ...] | None:
             found.update(dict.fromkeys(alias.name for alias in node.names))
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.update(dict.fromkeys(f"{node.module}:{alias.name}" for alias in node.names))
-    return tuple(found) if text else None
+    return tuple(found)
 
 
 def _top_names(statements: Iterable[str]) -> tuple[str, ...]:
@@ -92,3 +101,27 @@ def _top_names(statements: Iterable[str]) -> tuple[str, ...]:
 
 def _top_name(statement: str) -> str:
     return statement.partition(":")[0].partition(".")[0]
+
+
+def _facts(trees: list[ast.Module | None]) -> ScriptFacts:
+    """Collect names, literal keyword arguments and options. The script comes after the modules, so that it wins."""
+    names: set[str] = set()
+    keywords: dict[str, str] = {}
+    options: dict[str, str] = {}
+    for node in (node for tree in reversed(trees) if tree for node in ast.walk(tree)):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, ast.alias):
+            names.add(node.name.rpartition(".")[2])
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("--"):
+            options.setdefault(node.value, "")
+        elif isinstance(node, ast.Call):
+            given = {one.arg: one.value.value for one in node.keywords if isinstance(one.value, ast.Constant)}
+            found = {name: str(value) for name, value in given.items() if name and isinstance(value, str | bool)}
+            keywords.update(found)
+            for word in node.args:
+                if isinstance(word, ast.Constant) and str(word.value).startswith("--") and found.get("default"):
+                    options[str(word.value)] = found["default"]
+    return ScriptFacts(names=frozenset(names), keywords=keywords, options=options)

@@ -98,7 +98,7 @@ def judge_attempt(
 
     An attempt has finished if no rank and no launcher failed and its progress did not stop.
     """
-    if not end.stopped and seen.hang is None:
+    if not end.stopped and seen.hang is None and not seen.left_early:
         if seen.finished and end.code:
             remark = f"the launcher ended with code {end.code} after all ranks had finished"
             return Judgement(record=save_record(run, dataclasses.replace(end, code=0, remarks=(remark,))))

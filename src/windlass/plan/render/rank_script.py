@@ -25,6 +25,10 @@ EXIT_BROKEN = 70
 
 
 JOB_FILE = "job.env"
+REQUEUE_FOLDER = "requeue"
+"""Part of a run folder: an `scontrol` for a trainer that would requeue the job."""
+REQUEUE_SAVED = f"{REQUEUE_FOLDER}/saved"
+"""Written when the trainer has saved and asks for the requeue."""
 HOOK_FOLDER = "h"
 """Part of the agents' directory on a node: files of the sampler for the ranks."""
 
@@ -44,6 +48,7 @@ def rank_script(plan: Plan, job: JobFacts) -> str:
         _watch_variables(job),
         hook_lines(plan, job),
         view_lines(plan, job.uid, job.run_id),
+        part("requeue", folder=REQUEUE_FOLDER) if plan.trainer and plan.trainer.holds_requeue else [],
         _command(plan, job),
         _traps(plan),
         _where(plan),
@@ -52,6 +57,11 @@ def rank_script(plan: Plan, job: JobFacts) -> str:
         _start(plan, watched=job.job_file is None, live=bool(job.live)),
     ]
     return "\n".join(line for section in sections for line in section) + "\n"
+
+
+def requeue_script() -> str:
+    """The `scontrol` of `REQUEUE_FOLDER`."""
+    return "\n".join(part("scontrol")) + "\n"
 
 
 def _head(plan: Plan) -> list[str]:
@@ -246,10 +256,20 @@ def _traps(plan: Plan) -> list[str]:
     # and a signal that arrived before the process existed.
     told = '[ -n "$w_child" ] || ' if get_launcher(plan.launcher).reaches_groups else ""
     forward = [
-        f"trap '{told if got == send else ''}w_forward {send}' {got}" for got, send in sent.items() if got != carrier
+        f"trap '{told if got == send and not (got == 'USR2' and plan.trainer) else ''}w_forward {send}' {got}"
+        for got, send in sent.items()
+        if got != carrier
     ]
     carried = part("carrier", launcher=plan.launcher, carrier=carrier, file=SIGNAL_FILE) if carrier else []
-    return part("traps", forward=[*forward, *carried])
+    return part("traps", forward=[*forward, *carried], meant=_meant(plan))
+
+
+def _meant(plan: Plan) -> str:
+    """A command that replaces SIGUSR2, the request to save and leave, by the signal on which the trainer does that."""
+    if plan.trainer is None:
+        return ""
+    notice = plan.trainer.notice.removeprefix("SIG")
+    return f'[ "$1" != USR2 ] || {f"set -- {notice}" if notice else "return 0"}; '
 
 
 def _carrier(plan: Plan) -> str | None:
@@ -269,6 +289,8 @@ def _start(plan: Plan, *, watched: bool, live: bool) -> list[str]:
     carrier = _carrier(plan)
     launcher = get_launcher(plan.launcher)
     alarm = launcher.sends_alarm
+    # Without a handler, SIGUSR2 would end a trainer at once. An ignored signal stays ignored in the command.
+    deaf = [*([carrier] if carrier else []), *(["USR2"] if plan.trainer and plan.trainer.notice != "SIGUSR2" else [])]
     end = [
         *(part("last_line") if launcher.glues_last_lines and watched else ()),
         *(part("live_end") if live else ()),
@@ -276,7 +298,7 @@ def _start(plan: Plan, *, watched: bool, live: bool) -> list[str]:
     return part(
         "start",
         no_alarm=part("no_alarm") if alarm else (),
-        child=f"(trap '' {carrier}; exec \"$@\") <&0 &" if carrier else '"$@" <&0 &',
+        child=f"(trap '' {' '.join(deaf)}; exec \"$@\") <&0 &" if deaf else '"$@" <&0 &',
         seat=part("seat", pid="$w_child"),
         alarm=part("alarm") if alarm else (),
         late_end=part("late_end") if launcher.hurries and carrier and watched else (),

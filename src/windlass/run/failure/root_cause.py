@@ -68,6 +68,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """A user asked windlass to stop."""
     time_up: bool = False
     """The ranks were asked to exit because the allocation ends."""
+    left_early: bool = False
+    """The ranks of a trainer were asked to save and leave. Code 0 does not mean that the work is done."""
     job: JobDisposition = ""
     hang: str | None = None
     straggler: RankState | None = None

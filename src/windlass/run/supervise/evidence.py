@@ -33,7 +33,7 @@ from windlass.run.folder import RunFolder
 from windlass.run.scheduler_commands import ask_status
 from windlass.run.sidecars.heartbeat import HeartbeatSidecar
 from windlass.run.supervise.heartbeat_monitor import HeartbeatMonitor
-from windlass.run.verdict import is_late, observe_end, ranks_saw_time_up
+from windlass.run.verdict import finished, is_late, observe_end, ranks_saw_time_up
 
 _DEADLINE_S = 30.0
 _ANSWER_S = 10.0
@@ -124,6 +124,16 @@ class Ended:
     stacks: NodeReport | None
     deadline_s: float | None = None
 
+    @property
+    def left_early(self) -> bool:
+        """Whether a trainer was asked to save and leave: its ranks then end with code 0 although work remains."""
+        return self.plan.trainer is not None and self.plan.trainer.notice != "" and self.watch.time_up
+
+    @property
+    def complete(self) -> bool:
+        """Whether the work is done: all ranks exited with code 0 on their own."""
+        return finished(self.end) and not self.left_early
+
 
 def gather(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> tuple[Observed, str]:
     """Return the evidence, and a description of the ranks' states if they hung. Never raises.
@@ -140,6 +150,7 @@ def gather(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> tuple
     seen = msgspec.structs.replace(
         told,
         time_up=time_up,
+        left_early=ended.left_early,
         job=_disposition(ended, told, time_up, environ),
         hang=ended.watch.hang,
         straggler=odd,

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from windlass.plan.render.rank_script import REQUEUE_SAVED
 from windlass.run.failure.ends import all_finished
 from windlass.run.folder import RunFolder
 from windlass.run.jobs import StartedJob
@@ -104,6 +105,8 @@ class HeartbeatMonitor:
             job.pass_on(signal.SIGUSR2)
         if left <= self._margin_s * _LAST_CHANCE:
             return "the time is up and the ranks have not left"
+        if self.time_up and self._folder.part(REQUEUE_SAVED).exists():
+            return "the trainer has saved"
         return None
 
     def _silence(self, job: StartedJob) -> str | None:

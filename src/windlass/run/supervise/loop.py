@@ -21,6 +21,7 @@ from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.node.sys.reading import read_bytes
 from windlass.plan.inputs import Secrets
+from windlass.plan.render.rank_script import REQUEUE_FOLDER, REQUEUE_SAVED, requeue_script
 from windlass.plan.render.variables import SECRETS_FILE, JobFacts
 from windlass.run.bad_nodes import forgive, remember_node
 from windlass.run.execute import execute, prepare
@@ -35,10 +36,11 @@ from windlass.run.sidecars.compose import compose_sidecars
 from windlass.run.sidecars.heartbeat import heartbeats_folder
 from windlass.run.signals import listening
 from windlass.run.supervise.attempts import own, release
+from windlass.run.supervise.checkpoints import after_attempt, with_checkpoint
 from windlass.run.supervise.evidence import Ended, NodeReport, diagnose_nodes, gather, nodes_that_answer
 from windlass.run.supervise.heartbeat_monitor import HeartbeatMonitor, margin_s
 from windlass.run.supervise.replan import BATCH_FILE, next_plan, resubmit, spare_hosts
-from windlass.run.verdict import Judgement, finished, good_end, judge_attempt, save_record
+from windlass.run.verdict import Judgement, good_end, judge_attempt, save_record
 
 _NEEDED_S = 120.0
 _NEEDED_SHARE = 0.1
@@ -85,12 +87,16 @@ def _keep_alive(live: Supervised, last: list[RunRecord]) -> RunRecord:
     while True:
         if secrets is not None:
             live.folder.write_bytes(SECRETS_FILE, secrets)
+        plan = with_checkpoint(plan, live.folder)
+        live.folder.save_plan(plan, Secrets())
         this = dataclasses.replace(live, plan=plan)
         with listening():
             ended = _attempt(this, number, began)
-            if finished(ended.end) or ended.end.stopped:  # needs no evidence, which must not prevent this record
+            for line in after_attempt(plan, live.folder, ended.end.started):
+                live.view.note(line)
+            if ended.complete or ended.end.stopped:  # needs no evidence, which must not prevent this record
                 last.append(save_record(this, ended.end))
-        if finished(ended.end):
+        if ended.complete:
             return last[-1]
         try:
             judged = _judge(this, ended, tuple(past), bad, session, began)
@@ -113,7 +119,6 @@ def _keep_alive(live: Supervised, last: list[RunRecord]) -> RunRecord:
         restart(live.folder)
         number = len(attempt_folders(live.folder.path))
         plan = next_plan(plan, live.context, bad)
-        live.folder.save_plan(plan, Secrets())
 
 
 def _attempt(live: Supervised, number: int, began: float) -> Ended:
@@ -138,6 +143,10 @@ def _attempt(live: Supervised, number: int, began: float) -> Ended:
     )
     facts = prepare(live, facts, hosts)
     live.starts.append((plan, facts))
+    if plan.trainer is not None and plan.trainer.holds_requeue:
+        live.folder.part(REQUEUE_FOLDER).mkdir(mode=0o700, exist_ok=True)
+        live.folder.part(REQUEUE_SAVED).unlink(missing_ok=True)
+        live.folder.write(f"{REQUEUE_FOLDER}/scontrol", requeue_script(), mode=0o700)
     sidecars = compose_sidecars(live, facts, hosts)
     assert sidecars.heartbeat is not None  # a supervised request always has it
     watch.signs = sidecars.heartbeat

@@ -77,6 +77,7 @@ def _replanned(plan: Plan, request: Request, context: PlanningContext) -> Plan:
     return msgspec.structs.replace(
         fresh,
         command=plan.command,
+        trainer=plan.trainer,
         secret_words=plan.secret_words,
         request=plan.request,
         environment=tuple(hidden.get(setting.name, setting) for setting in fresh.environment),

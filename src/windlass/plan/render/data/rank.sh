@@ -35,6 +35,16 @@ if [ -d "$w_hook/python" ]; then
   export WINDLASS_STEPS=$w_hook/steps
   export PYTHONPATH="$w_hook/python${PYTHONPATH:+:$PYTHONPATH}"
 fi
+#: requeue
+
+# The trainer requeues the job after it has saved. windlass submits it again, so its scontrol only reports the save.
+export PATH="$WINDLASS_RUN_DIR/@folder@:$PATH"
+#: scontrol
+#!/bin/sh
+# For a trainer that requeues its job after a save: windlass submits the job again.
+w_here=${0%/*}
+if [ "$1" = requeue ]; then echo "windlass: the trainer has saved" && : > "$w_here/saved"; exit; fi
+PATH=${PATH#"$w_here:"} exec scontrol "$@"
 #: where
 
 # What this rank really got, one line in one file per node.
@@ -48,7 +58,7 @@ printf '%s\t%s\t%s\t%s\t%s\n' "$w_rank" "$w_host" "$w_got" "$w_device" "@pid@" >
 # This script stays the parent and reports the end: nobody else can wait for the rank.
 # A shell starts background commands with SIGINT ignored, so an interrupt is passed on as SIGTERM.
 w_child= w_early=
-w_forward() { if [ -n "$w_child" ]; then kill -"$1" "$w_child" 2>/dev/null; else w_early=$1; fi; }
+w_forward() { @meant@if [ -n "$w_child" ]; then kill -"$1" "$w_child" 2>/dev/null; else w_early=$1; fi; }
 @forward@
 #: carrier
 # @launcher@ hands on SIG@carrier@ alone, to all processes of the rank; the file says what is meant.
