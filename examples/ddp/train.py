@@ -126,7 +126,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    # DDP keeps gloo's threads alive after destroy_process_group (torch 2.13), and on a busy machine an orderly exit of
-    # the interpreter then sometimes aborts ("terminate called without an active exception"). All work is done here.
+    # A thread of gloo (torch 2.13) may still free its last collective. The interpreter's orderly exit then aborts the
+    # process ("terminate called without an active exception"). All work is done here.
     sys.stdout.flush()
     os._exit(0)

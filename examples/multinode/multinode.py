@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -97,3 +98,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    # A thread of gloo (torch 2.13) may still free its last collective. The interpreter's orderly exit then aborts the
+    # process ("terminate called without an active exception"). All work is done here.
+    sys.stdout.flush()
+    os._exit(0)

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from windlass.errors import MachineError
+from windlass.node.sampler import gloo_exit
 
 _EXIT_S = 5.0
 _log = logging.getLogger("windlass")
@@ -104,6 +105,7 @@ def close_at_exit(close: Callable[[float], None] = close_group) -> None:
     def at_exit() -> None:
         if os.getpid() == pid:  # a forked child has the group, but not its threads
             close(_EXIT_S)
+            gloo_exit.settle()
 
     atexit.register(at_exit)
 

@@ -19,6 +19,7 @@ from windlass.run.failure.signs import Sign, log_signs
 SAMPLES = {
     "errno 97": "[W1115 socket.cpp:200] [c10d] The client socket has failed to connect to [n1]:29500 (errno: 97 - "
     "Address family not supported by protocol).",
+    "gloo at exit": "terminate called without an active exception",
     "no process group destroyed": "[W] Warning: WARNING: destroy_process_group() was not called before program exit",
     "OMP_NUM_THREADS": "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default",
     "TensorFlow start-up": "E0000 Unable to register cuDNN factory: Attempting to register factory",

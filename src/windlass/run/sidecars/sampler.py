@@ -25,6 +25,7 @@ _NODE = Path(windlass.node.sampler.__path__[0])
 _HOOK = {
     "sitecustomize.py": "sitecustomize.py",
     "windlass_recorder.py": "recorder.py",
+    "windlass_gloo_exit.py": "gloo_exit.py",
     "windlass_profiler.py": "profiler.py",
     "windlass_on_request.py": "on_request.py",
 }
