@@ -17,7 +17,7 @@ from json_page import json_page
 from markdown_links import DOCS, ROOT
 from options_part import options_part
 from runtime_page import runtime_page
-from schema_page import schema_page
+from schema_page import job_page, schema_page
 from site_pages import catalog_sites, overview, site_part, site_picture
 from sources_page import sources_page
 from wire_page import wire_part
@@ -30,6 +30,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     """Each file with the text that it should have."""
     reference = DOCS / "reference"
     yield reference / "site-schema.md", schema_page()
+    yield reference / "job-file.md", job_page()
     yield reference / "json.md", json_page()
     yield reference / "runtime.md", runtime_page()
     yield reference / "commands.md", _with_part(reference / "commands.md", options_part())

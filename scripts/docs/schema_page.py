@@ -14,6 +14,7 @@ import msgspec
 from markdown_links import heading_slug
 from markdown_table import table
 from windlass.model.condition import When
+from windlass.model.job import JobTable
 from windlass.model.site import SiteFile
 
 _HEAD = """# Site files: the schema
@@ -22,22 +23,40 @@ Made from the classes that check a site file. [Writing a site file](../sites/wri
 example; `windlass sites check FILE` finds what does not fit, by line. A key that is not required may be left out; an
 unknown key is an error that names the nearest one. `source` is the key of an entry in `[sources]`: where it was read.
 """
+_JOB_HEAD = """# Job files: the schema
+
+Made from the classes that check a job file. [Several programs in one job](../howto/several-programs.md) explains it by
+example. An unknown key is an error that names its line and the nearest key.
+
+Arguments and values of `env` may contain the placeholders of [any run](commands.md), and these of every component:
+`{NAME.addr}` is the address of its first node, `{NAME.port}` its port, and `{NAME.hosts}` the addresses of its nodes with
+commas in between.
+"""
 _NOT_FOR_FILES = frozenset({"origin"})
 
 
 def schema_page() -> str:
-    """The whole page."""
-    lines = [_HEAD]
-    names = {owner: _name(owner, places) for owner, places in _tables().items()}
+    """The whole page of site files."""
+    return _page(_HEAD, SiteFile)
+
+
+def job_page() -> str:
+    """The whole page of job files."""
+    return _page(_JOB_HEAD, JobTable)
+
+
+def _page(head: str, kind: type) -> str:
+    lines = [head]
+    names = {owner: _name(owner, places) for owner, places in _tables(kind).items()}
     for owner, name in names.items():
         lines += [f"## {name}", "", *_about(owner), *_keys(owner, names), ""]
     return "\n".join(lines)
 
 
-def _tables() -> dict[type, list[str]]:
+def _tables(kind: type) -> dict[type, list[str]]:
     """Every table of a file with the places where it may stand, those near the top of the file first."""
-    found: dict[type, list[str]] = {SiteFile: []}
-    waiting: list[tuple[type, str]] = [(SiteFile, "")]
+    found: dict[type, list[str]] = {kind: []}
+    waiting: list[tuple[type, str]] = [(kind, "")]
     while waiting:
         owner, path = waiting.pop(0)
         for field in msgspec.structs.fields(owner):

@@ -9,6 +9,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "environment",
         "containers",
         "arguments",
+        "several-programs",
         "my-cluster-is-not-in-the-list",
         "send-a-selftest",
         "no-internet-on-compute-nodes",

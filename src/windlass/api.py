@@ -119,6 +119,10 @@ def start(run: Run) -> RunRecord:
     on return.
     """
     own(run.folder, run.plan.job_id)
+    if run.plan.parts:
+        from windlass.run.supervise.components import run_components
+
+        return run_components(run, start)
     run = _checked(run) if run.plan.request.check else run
     # Imported here: most runs have neither supervision nor agents.
     if run.plan.request.supervised:

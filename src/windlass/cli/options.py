@@ -8,14 +8,14 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from windlass.backends.launchers import launcher_names
 from windlass.backends.schedulers import scheduler_names
 from windlass.base.notation.counts import parse_ranks, parse_size
 from windlass.base.notation.shell import NAME, literal, quote_words
 from windlass.base.procs.command import which
-from windlass.cli.option_groups import USAGE, default_options
+from windlass.cli.option_groups import USAGE, add_request_options, default_options
 from windlass.cli.show import say
 from windlass.errors import MachineError, UsageError, unknown_name
 from windlass.model.request import AUTO, Request
@@ -147,10 +147,11 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
     if not command and kind != "none":
         raise UsageError("nothing to run", hint=f"add what to run: {USAGE.removeprefix('[options] ')}")
     command = _with_typed_script(command, fills=not args.no_placeholders)
-    kind = _check_command(kind, command, args, environ)
+    job_file = kind == "script" and command[0].endswith(".toml")
+    kind = "none" if job_file else _check_command(kind, command, args, environ)
     _refuse_impossible(args)
     same = {name: getattr(args, name) for name in _AS_WRITTEN}
-    return Request(
+    request = Request(
         **same,
         command=command,
         kind=kind,
@@ -184,6 +185,26 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         spares=args.spares,
         hang_after_s=args.hang_after,
     )
+    if not job_file:
+        return request
+    from windlass.cli.job_file import with_components  # imported here: only job files need it
+
+    return with_components(request, args, lambda place, argv: _component_request(place, argv, environ))
+
+
+def _component_request(place: str, argv: list[str], environ: Mapping[str, str]) -> Request:
+    """The request of one component of a job file, from the options in its table."""
+    parser = _ComponentParser(prog=place, add_help=False, allow_abbrev=False)
+    add_request_options(parser)
+    options, kind, command = split_command(parser, argv)
+    args = parser.parse_args(join_values(options))
+    args.kind, args.command = kind, command
+    return request_from(args, environ)
+
+
+class _ComponentParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, hint="`windlass run --help-all` shows all options")
 
 
 def _refuse_impossible(args: argparse.Namespace) -> None:

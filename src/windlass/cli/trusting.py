@@ -16,7 +16,14 @@ from windlass.cli.show import clear
 from windlass.model.plan import Plan
 from windlass.plan.show import plan_text
 from windlass.run.folder import PLAN_FILE, plan_of, read_plan_file
-from windlass.run.trust import NotTrustedError, signed_content, trust_folder, trust_plan
+from windlass.run.trust import (
+    COMPONENTS,
+    NotTrustedError,
+    component_folders,
+    signed_content,
+    trust_folder,
+    trust_plan,
+)
 
 T = TypeVar("T")
 
@@ -49,10 +56,12 @@ def confirm_trust(path: Path, environ: Mapping[str, str], *, ask: bool = True) -
     state_dir = read_settings(environ).state_dir
     if path.is_dir():
         content = signed_content(path)
+        for part in component_folders(path):
+            content |= {f"{COMPONENTS}/{part.name}/{name}": data for name, data in signed_content(part).items()}
     else:
         content = {PLAN_FILE: read_plan_file(path)[1]}
     for name, data in content.items():
-        shown = shown_plan(plan_of(data, path)) if name == PLAN_FILE else data.decode(errors="replace")
+        shown = shown_plan(plan_of(data, path)) if Path(name).name == PLAN_FILE else data.decode(errors="replace")
         _say(f"== {name}\n{shown}")
     if ask:
         _say(f"Trust {str(path)!r} and let windlass run this as you? [y/N] ", end="")

@@ -313,6 +313,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     job_id: str | None = None
     remarks: tuple[Finding, ...] = ()
     grace_s: float = 5.0
+    parts: tuple[Plan, ...] = ()
+    """The plans of a job file's components, in the order of `request.components`. This plan then has no command."""
     parent: bool = False
     """The rank script stays the parent of the user's command and reports its end. Set if the run is watched, or if its
     launcher does not report which rank failed."""

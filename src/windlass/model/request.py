@@ -6,7 +6,56 @@ from typing import Literal
 
 import msgspec
 
+from windlass.model.condition import Table
+
 AUTO = "auto"
+
+
+class Ready(Table, frozen=True, kw_only=True):
+    """When a component counts as ready. Exactly one of the tests is given. Components that need it wait for this."""
+
+    port: bool = False
+    """Its port accepts connections."""
+    http: str = ""
+    """A GET of this path on its port is answered with 200."""
+    log: str = ""
+    """A line of its output contains this text."""
+    file: str = ""
+    """This file exists. A relative path starts at the folder of the job file."""
+    finished: bool = False
+    """It has ended with code 0."""
+    within_s: float = 300.0
+    """Deadline in seconds. A component that is not ready by then has failed."""
+
+
+ComponentEnd = Literal["wait", "job", "service", "ignore"]
+
+
+class Component(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One program of a job file, and its place among the others."""
+
+    name: str
+    request: Request
+    cores_per_node: int | None = None
+    """Cores of each of its nodes. None, and no devices: the whole node."""
+    needs: tuple[str, ...] = ()
+    ready: Ready | None = None
+    port: int | None = None
+    """The value of `{NAME.port}`. None: windlass chooses a free port."""
+    end: ComponentEnd = "wait"
+    file: str = ""
+    lines: dict[str, int] = {}
+    """The job file, and the line of each key of this component. An empty key is the table itself."""
+
+    @property
+    def shares(self) -> bool:
+        """Whether it uses a part of each of its nodes."""
+        return self.cores_per_node is not None or self.request.gpus_per_node is not None
+
+    def where(self, key: str = "") -> str:
+        """Return the place of a key for an error: `job.toml:12: components.server.port`."""
+        line = self.lines.get(key, self.lines.get("", 1))
+        return f"{self.file}:{line}: components.{self.name}" + (f".{key}" if key else "")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -106,6 +155,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Silence of all ranks after which the run counts as hanging."""
     until_done: bool = False
     """Submit the job again when its time is up and the work is not done."""
+
+    components: tuple[Component, ...] = ()
+    """The programs of a job file. The other fields then describe the job that contains them all."""
 
     @property
     def restarts_allowed(self) -> int:

@@ -109,17 +109,19 @@ def launch_arguments(
         cpu_lists=tuple(rank.cpus for rank in binding.ranks) if bound and binding.by_launcher else (),
         cpu_bind_variable=binding.variable,
         cpus_per_rank=None if binding.variable else _step_cpus(shape, binding, context.topology),
+        next_to_others=bool(context.component),
+        cores_per_node=_share(context),
         overcommit=_overcommitted(shape, context),
         overlap=context.allocation is not None and context.allocation.step_tasks is not None,
         unbound=request.cpu_bind == "none" or (bound and not binding.by_launcher),
-        gpus_per_node=shape.gpus_per_node,
+        gpus_per_node=shape.gpus_per_node and (context.devices_of_node or shape.gpus_per_node),
         gpu_type=request.gpu_type,
         gpu_request=site.file.scheduler.gpu_request,
         devices=shape.devices,
         device_by_launcher=site.file.devices.by_launcher,
         mpi=request.mpi or site.file.launcher.mpi,
         host_file="{run_dir}/hosts" if shape.hosts or _host_file_in_job(context, shape) else None,
-        host_list=shape.hosts if shape.part_of_allocation else None,
+        host_list=shape.hosts if shape.part_of_allocation or context.component else None,
         output_dir="{run_dir}/out",
         step_name=shape.name,
         environment_names=_travelling(context),
@@ -138,6 +140,11 @@ def launch_arguments(
         )
         made += runtime.launcher_arguments(wrap)
     return edit_arguments(tuple(made), request.launcher_args, flag="--arg")
+
+
+def _share(context: PlanningContext) -> int | None:
+    """The number of cores that a component may use on each node. None: the whole node."""
+    return len(context.topology.usable_cores()) if context.devices_of_node is not None else None
 
 
 def _host_file_in_job(context: PlanningContext, shape: Shape) -> bool:

@@ -86,6 +86,12 @@ class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
     """How the site was detected, if the user did not name it."""
     remarks: tuple[Finding, ...] = ()
     """Findings from gathering the context."""
+    parts: tuple[PlanningContext, ...] = ()
+    """The context of each component of a job file."""
+    component: str = ""
+    """The component of a job file that is planned with this context. It runs next to other steps of the same job."""
+    devices_of_node: int | None = None
+    """Devices of the whole node, if `topology` is limited to the share of a component."""
 
     @property
     def avoided_hosts(self) -> tuple[str, ...]:
@@ -100,6 +106,8 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     filled_from: int | None = None
     """Placeholders are filled in from this command argument on. None: in no argument."""
+    parts: tuple[Secrets, ...] = ()
+    """Those of each component of a job file."""
 
     def __bool__(self) -> bool:
         return bool(self.words or self.env)

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from windlass.backends.launchers.base import RUN_MARK
 from windlass.base.notation.counts import counted, format_cpulist
 from windlass.base.notation.shell import expandable, quote, quote_words
+from windlass.base.notation.style import table_lines
 from windlass.model.finding import SERIOUS, finding_lines
 from windlass.model.jsontext import one_line_json
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan, Setting
-from windlass.model.request import Request
+from windlass.model.request import Component, Request
 from windlass.node.cache.config import state_folder
 from windlass.plan.cache import agents_folder
 from windlass.plan.render.batch_script import has_prologue, prologue_lines
@@ -38,8 +39,15 @@ def plan_text(
     """All actions of a plan, in their order. With `explain`, also the reason for each line.
 
     Long command lines are folded between arguments to fit `columns`, so that a shell can read them. None: one line
-    each.
+    each. The plan of a job file shows the job, then each component.
     """
+    if plan.parts:
+        job = [_summary(plan), _section("components", _components(plan))]
+        job.append(_section("batch directives", _arguments(plan.directives, explain, columns=columns)))
+        for one, part in zip(plan.request.components, plan.parts, strict=True):
+            text = plan_text(part, explain=explain, script=script, color=color, width=width, columns=columns)
+            job.append(f"component {one.name}\n\n{text}")
+        return "\n".join(part for part in job if part)
     warnings, notes = _remarks(plan)
     parts = [
         _section("warnings", warnings),
@@ -94,8 +102,39 @@ def _section(title: str, lines: list[str]) -> str:
     return "\n".join([title, *(f"  {line}".rstrip() for line in lines), ""])
 
 
+def _components(plan: Plan) -> list[str]:
+    """One line for each component: its place, what it waits for, and what its end means for the job."""
+    ends = {
+        "wait": "the job waits for its end",
+        "job": "its end ends the job",
+        "service": "ends with the job",
+        "ignore": "its end does not matter",
+    }
+    rows = []
+    for one, part in zip(plan.request.components, plan.parts, strict=True):
+        size = f"{counted(part.nodes, 'node')} x {counted(part.ranks_per_node, 'rank')}"
+        hosts = part.hosts or ""
+        cpus = tuple(sorted({cpu for rank in part.binding.ranks for cpu in rank.cpus}))
+        place = f"cpus {format_cpulist(cpus)}" if cpus else ""
+        needs = f"needs {', '.join(one.needs)}" if one.needs else ""
+        rows.append((one.name, size, hosts, place, needs, _ready_text(one), ends[one.end]))
+    return table_lines(rows)
+
+
+def _ready_text(one: Component) -> str:
+    test = one.ready
+    if test is None:
+        return ""
+    what = f"answers GET {test.http}" if test.http else f"prints {test.log!r}" if test.log else f"makes {test.file}"
+    what = "accepts connections" if test.port else "has finished" if test.finished else what
+    return f"ready when it {what}, within {test.within_s:g} s"
+
+
 def headline(plan: Plan) -> str:
     """One line: the command, the site and the size."""
+    if plan.parts:
+        names = f"{counted(plan.nodes, 'node')}, {counted(len(plan.parts), 'component')}"
+        return f"{plan.name} on {plan.site}: {names}"
     size = f"{counted(plan.nodes, 'node')} x {counted(plan.ranks_per_node, 'rank')}"
     return f"{plan.name} on {plan.site}: {size} = {counted(plan.world_size, 'rank')}, {plan.launcher}"
 
@@ -109,6 +148,8 @@ def _summary(plan: Plan) -> str:
     ]
     if plan.hosts:
         lines.append(f"  hosts {plan.hosts}")
+    if plan.parts:
+        return "\n".join([*lines, ""])
     rule = plan.rendezvous
     port = (
         str(rule.fixed_port)

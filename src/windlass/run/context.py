@@ -217,7 +217,7 @@ def gather_context(
     remarks += _check_paths(request, site, environ, here=here, ours=on_node and (allocation is not None or not ruled))
     if not here and detection is None and _is_elsewhere(site, settings, environ):
         remarks.append(_own_paths(request, python, site))
-    return request, PlanningContext(
+    context = PlanningContext(
         site=site,
         topology=topology,
         allocation=allocation,
@@ -243,6 +243,47 @@ def gather_context(
         detection=detection,
         remarks=(*remarks, *(one for one in (mpi_note, note) if one)),
     )
+    return _with_parts(request, context, environ, here=here) if request.components else (request, context)
+
+
+def _with_parts(
+    request: Request, context: PlanningContext, environ: Mapping[str, str], *, here: bool
+) -> tuple[Request, PlanningContext]:
+    """Return the request and the context of a job file with the context of each component.
+
+    Only the facts about the component's command and environment are read. The machine is the same for all.
+    """
+    components, parts = [], []
+    for one in request.components:
+        inherited = {
+            name: getattr(request, name) for name in ("site", "site_file", "scheduler", "launcher", "partition")
+        }
+        child = msgspec.structs.replace(one.request, **inherited)
+        script = read_script(child)
+        python, because = find_python(child, context.site, environ, script)
+        child, note = with_auto_cache(child, python, context.site, environ)
+        roots = cache_roots(child) if here else ()
+        part = msgspec.structs.replace(
+            context,
+            python=python,
+            python_because=because,
+            imports=script.imports,
+            trains_alone=script.trains_alone,
+            place=None,
+            activate_kind=activate_kind(child),
+            cache_roots=roots,
+            cache_environments=_cache_environments(child, python, environ) if roots else (),
+            seen_paths=seen_paths(child, context.site, environ) if context.on_node else None,
+            remarks=(
+                *_check_paths(child, context.site, environ, here=here, ours=context.on_node),
+                *filter(None, [note]),
+            ),
+            component=one.name,
+        )
+        components.append(msgspec.structs.replace(one, request=child))
+        parts.append(part)
+    whole = msgspec.structs.replace(context, parts=tuple(parts))
+    return msgspec.structs.replace(request, components=tuple(components)), whole
 
 
 def _check_paths(request: Request, site: Site, environ: Mapping[str, str], *, here: bool, ours: bool) -> list[Finding]:

@@ -301,7 +301,8 @@ def _ask_to_stop(job: StartedJob, heard: Heard) -> None:
         job.view.note("windlass: the time of this allocation is up: asking the ranks to save and leave")
         job.ask_to_stop(signal.SIGTERM)
     else:
-        job.view.note(f"windlass: {heard.stops[0].name}, stopping all ranks (again to kill them)")
+        if not job.view.component:  # the job has said it for all components
+            job.view.note(f"windlass: {heard.stops[0].name}, stopping all ranks (again to kill them)")
         job.ask_to_stop(heard.stops[0])
 
 

@@ -28,7 +28,14 @@ from windlass.node.sys.reading import read_bytes, read_text
 from windlass.plan.agents import plan_agents
 from windlass.plan.inputs import Secrets
 from windlass.plan.render.variables import SECRETS_FILE, secrets_text
-from windlass.run.trust import SIGNATURE_FILE, seal_folder, sign_file
+from windlass.run.trust import (
+    COMPONENTS,
+    SIGNATURE_FILE,
+    component_folders,
+    seal_component,
+    seal_folder,
+    sign_file,
+)
 
 PLAN_FILE = "plan.json"
 RESULT_FILE = "result.json"
@@ -37,7 +44,16 @@ RUN_ID_FILE = "run-id"
 BATCH_FILE = "batch.sh"
 COMMAND_FILE = "command.json"
 _PARTS = ("out", "where", "ends", "comm")
-_OF_ATTEMPT = ("watch", "launcher.log", "agents.log", "agents.out", "evidence", "flight", "verdict.json")
+_OF_ATTEMPT = (
+    "watch",
+    "launcher.log",
+    "agents.log",
+    "agents.out",
+    "evidence",
+    "flight",
+    "verdict.json",
+    "components.json",
+)
 """Files of one start, in addition to the parts."""
 _OTHER_PLACE = "choose another place with --run-dir"
 _log = logging.getLogger("windlass")
@@ -97,8 +113,14 @@ class RunFolder:
 
     def save_plan(self, plan: Plan, hidden: Secrets) -> None:
         self.write_signed(PLAN_FILE, plan_to_json(plan))
-        if hidden:
+        if hidden.words or hidden.env:
             self.write_signed(SECRETS_FILE, secrets_text(hidden).encode("utf-8", "surrogateescape"))
+        for number, (one, part) in enumerate(zip(plan.request.components, plan.parts, strict=True)):
+            folder = RunFolder(component_folder(self.path, one.name))
+            if not folder.path.exists():
+                _create(folder.path, exist_ok=False)
+                seal_component(self.path, folder.path)
+            folder.save_plan(part, hidden.parts[number] if hidden.parts else Secrets())
 
     def keep_to_ourselves(self) -> None:
         """Raise `UsageError` if another user could have written to the folder. Call this before using or writing it."""
@@ -141,7 +163,9 @@ class RunFolder:
         """Remove what was created for a run that will not start. In a folder that existed before, remove only that."""
         for name in (PLAN_FILE, BATCH_FILE, RUN_ID_FILE, SECRETS_FILE, SIGNATURE_FILE):
             self.part(name).unlink(missing_ok=True)
-        for path in (*map(self.part, _PARTS), self.path):
+        for part in component_folders(self.path):
+            RunFolder(part).discard()
+        for path in (*map(self.part, (*_PARTS, COMPONENTS)), self.path):
             with contextlib.suppress(OSError):  # the folder contains files of other origin
                 path.rmdir()
 
@@ -177,6 +201,11 @@ class RunFolder:
             raise ConfigError(
                 f"{self.part(COMMAND_FILE)}: cannot be read: {error}", hint="it is damaged; start the command again"
             ) from error
+
+
+def component_folder(path: Path, name: str) -> Path:
+    """Return the run folder of one component of a job file."""
+    return path / COMPONENTS / name
 
 
 def make_folder(

@@ -51,13 +51,13 @@ def run_once(run: Run, make_sidecar: SidecarMaker = lambda *_: None, watch: Watc
 
 def _print_end(run: Run, judged: Judgement) -> None:
     plan, folder, record = run.plan, run.folder, judged.record
-    if judged.verdict is not None:
+    if judged.verdict is not None and not (run.view.component and record.outcome == "stopped"):
         for line in verdict_lines(judged.verdict, record, folder.path, shown=run.view.shows):
             run.view.note(line)
         said = record.failure.last_lines if record.failure else ()
         if hint := missing_module_hint(plan, tuple(said), run.environ):
             run.view.note(f"windlass: hint: {hint}")
-    elif not run.quiet:
+    elif judged.verdict is None and not run.quiet:
         for line in good_end(plan, record, folder):
             run.view.note(line)
 

@@ -9,6 +9,7 @@ If the launcher forwards only whole lines, progress bars are drawn from a copy o
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -61,12 +62,20 @@ class OutputView:
         self._err = err
         self._width = width
         self._labels = labels
+        self.component = ""
+        """The component of a job whose output this is."""
         self._tint = out.isatty()
         self._colours = in_colour(self._tint, environ or {})
         self._note_colours = in_colour(err.isatty(), environ or {})
         self._escapes = foreign and self._tint
         self._broken: list[TextIO] = []
         self._bar = False
+
+    def of_component(self, name: str, world_size: int) -> OutputView:
+        """Return a view of one component of a job: its name is part of every label and note."""
+        view = copy.copy(self)
+        view.component, view._labels, view._width = name, True, len(str(world_size - 1))
+        return view
 
     def shows(self, rank: int | None) -> bool:
         if self._out in self._broken:
@@ -105,7 +114,7 @@ class OutputView:
     def _label(self, rank: int) -> str:
         if not self._labels:
             return ""
-        label = f"[{rank:>{self._width}}]"
+        label = f"[{self.component}{' ' if self.component else ''}{rank:>{self._width}}]"
         return f"\x1b[2m{label}\x1b[0m " if self._colours else f"{label} "
 
     def show_job(self, job: object) -> bool:
@@ -114,6 +123,8 @@ class OutputView:
 
     def note(self, text: str) -> None:
         """Show a message of windlass or of the launcher. Control characters in it cannot move the cursor."""
+        if self.component:
+            text = text.replace("windlass: ", f"windlass: {self.component}: ", 1)
         safe = for_terminal(text, coloured=True).encode("utf-8", "replace").decode()
         self._end_bar()
         if self._err.isatty():
@@ -164,9 +175,12 @@ def terminal_view(show: str, out: TextIO, err: TextIO, environ: Mapping[str, str
 
     The output is in colour if `environ` (NO_COLOR, TERM and so on) allows it.
     """
-    return lambda plan: OutputView(
-        show_ranks(show, plan.world_size), out, err, width=len(str(plan.world_size - 1)), environ=environ
-    )
+
+    def make(plan: Plan) -> OutputView:
+        size = max((part.world_size for part in plan.parts), default=plan.world_size)
+        return OutputView(show_ranks(show, size), out, err, width=len(str(size - 1)), environ=environ)
+
+    return make
 
 
 class Lines:

@@ -13,9 +13,9 @@ from windlass.base.settings import Settings, read_settings
 from windlass.errors import UsageError
 from windlass.model.plan import Plan
 from windlass.model.request import Request
+from windlass.plan.components import plan_whole
 from windlass.plan.forbidden import refuse_forbidden
 from windlass.plan.inputs import PlanningContext, Secrets
-from windlass.plan.plan import make_plan
 from windlass.plan.render.variables import JobFacts
 from windlass.plan.show import headline
 from windlass.run.context import gather_context
@@ -100,7 +100,7 @@ def plan_to_run(request: Request, environ: Mapping[str, str], *, allow_login: bo
 
 
 def _planned(request: Request, context: PlanningContext) -> PlannedRequest:
-    plan, secrets = make_plan(request, context)
+    plan, secrets = plan_whole(request, context)
     return PlannedRequest(request=request, plan=plan, secrets=secrets, context=context)
 
 

@@ -11,10 +11,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
+from windlass.base.procs.command import pdeathsig
 from windlass.node.sys.identity import kill_marked
 
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM)
@@ -34,6 +37,8 @@ class Heard:
     wakeup: int
     stops: list[signal.Signals] = field(default_factory=list)
     for_ranks: list[signal.Signals] = field(default_factory=list)
+    before: dict[int, Any] = field(default_factory=dict)
+    """The handlers that were set before."""
 
     @property
     def time_up(self) -> bool:
@@ -75,6 +80,7 @@ def listening() -> Iterator[Heard]:
     wanted = [sig for sig in (*_STOP, *_FOR_RANKS) if signal.getsignal(sig) is not signal.SIG_IGN]
     old = {sig: signal.signal(sig, hear) for sig in wanted}
     old[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+    heard.before.update({int(sig): handler for sig, handler in old.items()})
     _open.append(heard)
     try:
         yield heard
@@ -85,6 +91,42 @@ def listening() -> Iterator[Heard]:
             signal.signal(sig, handler)
         os.close(reader)
         os.close(writer)
+
+
+def fork_run(act: Callable[[], int]) -> int:
+    """Fork a child that drives one run of its own, in its own session. Returns its process id.
+
+    The child exits with the result of `act`. It gets SIGTERM if this process dies. Terminal signals reach only this
+    process, which forwards them in its own order.
+    """
+    ask = pdeathsig(signal.SIGTERM)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    everything = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    pid = os.fork()
+    if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, everything)
+        return pid
+    code = 1
+    try:
+        os.setsid()
+        for heard in _open:
+            for sig, handler in heard.before.items():
+                signal.signal(sig, handler)
+        signal.set_wakeup_fd(-1)
+        _open.clear()
+        ask()
+        signal.pthread_sigmask(signal.SIG_SETMASK, everything)
+        code = act()
+    except KeyboardInterrupt as interrupt:
+        code = 128 + int(getattr(interrupt, "signal", signal.SIGINT))
+    except BaseException:  # the child must not return into the caller's code
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
 
 
 _ORDERLY_END = b"."

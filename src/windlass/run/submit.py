@@ -159,6 +159,11 @@ def _standalone_request(request: Request, standalone: bool) -> Request:
     """Return the request for a script without windlass. A container is not changed, because no node is probed."""
     if not standalone:
         return request
+    if request.components:
+        raise UsageError(
+            "--standalone with a job file: windlass has to start the components in the job",
+            hint="leave --standalone out",
+        )
     if request.host_libs not in {None, "none"}:
         raise UsageError(
             "--standalone and --host-libs: each node has to look for what the libraries need",

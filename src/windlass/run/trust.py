@@ -30,6 +30,8 @@ from windlass.node.sys.reading import read_bytes
 
 SIGNATURE_FILE = "signature.json"
 SIGNED_FILES = ("plan.json", "agents.json", "batch.sh", "secrets.sh")
+COMPONENTS = "components"
+"""Folder of a job's run folder that contains the run folder of each component."""
 _SECRET_BYTES = 32
 _MAX_PLANS = 1000
 """Maximum number of plan digests that are stored."""
@@ -64,6 +66,20 @@ def seal_folder(folder: Path, state_dir: Path) -> None:
     key = secrets.token_hex(_SECRET_BYTES)
     secret = _secret(state_dir, create=True)
     _write(folder, Signature(key=key, seal=_seal(folder, key, secret) if secret else ""))
+
+
+def seal_component(job: Path, folder: Path) -> None:
+    """Give the folder of a component a key that is derived from the key of its job's run folder."""
+    found = _read(job)
+    if found is not None:
+        _write(folder, Signature(key=_component_key(found.key, folder.name)))
+
+
+def component_folders(folder: Path) -> list[Path]:
+    """Return the run folders of the components of a job. Empty for any other run."""
+    with contextlib.suppress(OSError):
+        return sorted(path for path in (folder / COMPONENTS).iterdir() if path.is_dir())
+    return []
 
 
 def sign_file(folder: Path, name: str, data: bytes) -> None:
@@ -101,6 +117,8 @@ def require_trust(folder: Path, state_dir: Path, *, signed_by: str = "") -> None
         if not _same(_code(found.key, name, data), found.files.get(name, "")):
             what = "was changed" if name in found.files else "was added"
             raise NotTrustedError(folder, f"{name} {what} after windlass signed this run folder")
+    for part in component_folders(folder):
+        require_trust(part, state_dir, signed_by=signed_by)
 
 
 def is_own_folder(folder: Path, state_dir: Path) -> bool:
@@ -194,8 +212,13 @@ def trust_folder(folder: Path, content: Mapping[str, bytes], state_dir: Path) ->
     sealed = found is not None and not _why_no_seal(folder, found, state_dir, "")
     if found is None or not sealed:  # otherwise the key is kept, because queued jobs use it
         found = Signature(key=secrets.token_hex(_SECRET_BYTES))
-    files = {name: _code(found.key, name, data) for name, data in content.items()}
+    files = {name: _code(found.key, name, data) for name, data in content.items() if name in SIGNED_FILES}
     _write(folder, msgspec.structs.replace(found, seal=_seal(folder, found.key, secret), files=files))
+    for part in component_folders(folder):
+        key = _component_key(found.key, part.name)
+        names = {f"{COMPONENTS}/{part.name}/{name}": name for name in SIGNED_FILES}
+        own = {names[path]: _code(key, names[path], data) for path, data in content.items() if path in names}
+        _write(part, Signature(key=key, files=own))
 
 
 def trust_plan(data: bytes, state_dir: Path) -> None:
@@ -215,6 +238,10 @@ def _why_no_seal(folder: Path, found: Signature | None, state_dir: Path, signed_
         return f"this run folder belongs to uid {status.st_uid}"
     if found is None:
         return "this run folder has no signature: your windlass did not make it, or an earlier version did"
+    job = folder.parent.parent
+    if folder.parent.name == COMPONENTS and (above := _read(job)) is not None:
+        derived = _same(found.key, _component_key(above.key, folder.name))
+        return _why_no_seal(job, above, state_dir, signed_by) if derived else "its key is not that of its job"
     if signed_by and _same(signed_by, hashlib.sha256(found.key.encode()).hexdigest()):
         return ""
     secret = _secret(state_dir)
@@ -231,6 +258,10 @@ def _same(one: str, other: str) -> bool:
 
 def _code(key: str, name: str, data: bytes) -> str:
     return hmac.new(bytes.fromhex(key), name.encode() + b"\0" + data, "sha256").hexdigest()
+
+
+def _component_key(key: str, name: str) -> str:
+    return hmac.new(bytes.fromhex(key), b"component " + os.fsencode(name), "sha256").hexdigest()
 
 
 def _seal(folder: Path, key: str, secret: bytes) -> str:

@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
+import msgspec
+
 from windlass.base.settings import NO_FOLDERS, ConfigFolders
 from windlass.base.tables import tomllib
 from windlass.errors import ConfigError, nearest
 from windlass.model.finding import Finding
+from windlass.model.site import SiteFile
 from windlass.node.sys.reading import read_text
 from windlass.sites.facts import fact_misfits
 from windlass.sites.folders import DATA_DIR, CatalogKind, catalog_names
@@ -54,19 +57,27 @@ def check_file(path: FilePath, *, folders: ConfigFolders = NO_FOLDERS) -> tuple[
 
 def check_text(text: str, *, file: str, stem: str, known: Known, builtin: bool = False) -> tuple[Finding, ...]:
     """All problems of a file's text. `builtin` files must be named like their file and must declare every source."""
+
+    def more(data: Mapping[str, Any]) -> Iterator[Misfit]:
+        yield from _names(data, stem, known, builtin=builtin)
+        yield from _sources(data, builtin=builtin)
+        yield from _reasons(data)
+        yield from fact_misfits(data)
+
+    return problems_of_table(text, file, SiteFile, more)
+
+
+def problems_of_table(
+    text: str, file: str, kind: type[msgspec.Struct], more: Callable[[Mapping[str, Any]], Iterator[Misfit]]
+) -> tuple[Finding, ...]:
+    """All problems of a TOML text, by line: what the schema `kind` refuses, and what `more` finds in the table."""
     if text.startswith("\ufeff"):
         message = "begins with a byte order mark, which TOML does not know"
         return (problem(file, 1, message, hint="save it as UTF-8 without BOM"),)
     try:
         data = tomllib.loads(text)
         lines = line_index(text)
-        found = [
-            *misfits(data),
-            *_names(data, stem, known, builtin=builtin),
-            *_sources(data, builtin=builtin),
-            *_reasons(data),
-            *fact_misfits(data),
-        ]
+        found = [*misfits(data, kind), *more(data)]
     except RecursionError:
         return (problem(file, 1, "tables or lists are nested too deeply"),)
     except ValueError as error:  # from tomllib, or a number with thousands of digits

@@ -49,6 +49,10 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Allow more ranks than CPUs on a node, so that several ranks share a CPU."""
     overlap: bool = False
     """windlass itself runs in a step that holds the job's CPUs, so the ranks share the CPUs with it."""
+    next_to_others: bool = False
+    """Other steps of the job use the same nodes at the same time."""
+    cores_per_node: int | None = None
+    """The step's share of the cores of each node. None: the whole node."""
     unbound: bool = False
     """Disable binding by the launcher."""
     gpus_per_node: int | None = None

@@ -133,7 +133,11 @@ def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
         yield Argument(
             words=(f"--ntasks={spec.ranks}",), because=f"{spec.ranks_per_node} ranks on each node, in blocks"
         )
-    yield Argument(words=("--exclusive",), because="whole nodes: all cores and devices, not one core per rank")
+    if spec.cores_per_node is None:
+        yield Argument(words=("--exclusive",), because="whole nodes: all cores and devices, not one core per rank")
+    elif not spec.overcommit:
+        each = max(1, spec.cores_per_node // spec.ranks_per_node)
+        yield Argument(words=(f"--cores-per-task={each}",), because="the share of the node, next to other components")
     if spec.host_list is not None:
         yield Argument(words=(f"--requires=host:{spec.host_list}",), because="a part of the allocation")
     yield from _binding(spec)

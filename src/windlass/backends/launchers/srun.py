@@ -117,14 +117,17 @@ def _shape(spec: LaunchSpec) -> Iterator[Argument]:
     yield Argument(
         words=("--distribution=block:block",), because="ranks in blocks: node 0 has the first, neighbours share a node"
     )
-    if spec.cpus_per_rank is not None:
+    if spec.cpus_per_rank is not None and spec.cores_per_node is None:
         yield Argument(
             words=(f"--cpus-per-task={spec.cpus_per_rank}",),
             because="since 22.05 srun does not take it from the job, and gives each task one CPU",
         )
     if spec.overcommit:
         yield Argument(words=("--overcommit",), because="more ranks than CPUs on a node: some share one")
-    if spec.overlap:
+    if spec.next_to_others:
+        yield Argument(words=("--overlap",), because="the components of the job run at the same time")
+        yield Argument(words=("--mem=0",), because="takes no share of the memory from the other components")
+    elif spec.overlap:
         yield Argument(
             words=("--overlap",), because="windlass runs in a step itself, which would never give its CPUs back"
         )

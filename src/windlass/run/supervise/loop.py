@@ -108,8 +108,9 @@ def _keep_alive(live: Supervised, last: list[RunRecord]) -> RunRecord:
         if verdict is None:
             return record
         past.append(past_of(verdict))
-        for line in ending_lines(verdict, record, live.folder.path, shown=live.view.shows, supervised=True):
-            live.view.note(line)
+        if not (live.view.component and record.outcome == "stopped"):
+            for line in ending_lines(verdict, record, live.folder.path, shown=live.view.shows, supervised=True):
+                live.view.note(line)
         bad = _remember(live, verdict.decision, bad)
         if verdict.decision.action == "resubmit":
             return _resubmitted(live, plan, record, bad)

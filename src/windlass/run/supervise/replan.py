@@ -19,6 +19,7 @@ from windlass.model.plan import Plan
 from windlass.model.request import Request
 from windlass.model.site import SchedulerSpec
 from windlass.node.sys.reading import read_text
+from windlass.plan.components import plan_whole
 from windlass.plan.inputs import PlanningContext
 from windlass.plan.plan import make_plan
 from windlass.plan.shape import choose_hosts
@@ -72,14 +73,25 @@ def on_node(plan: Plan, context: PlanningContext) -> Plan:
 
 def _replanned(plan: Plan, request: Request, context: PlanningContext) -> Plan:
     """Plan another request for the same run. Secrets do not change: redacted in the plan, and in their file."""
-    fresh, _ = make_plan(request, context)
+    return _with_hidden(make_plan(request, context)[0], plan, plan.request)
+
+
+def components_in_place(plan: Plan, context: PlanningContext) -> Plan:
+    """Plan the components of a saved job again, on the hosts of the current job."""
+    fresh, _ = plan_whole(msgspec.structs.replace(plan.request, site=plan.site), context)
+    parts = (_with_hidden(new, old, new.request) for new, old in zip(fresh.parts, plan.parts, strict=True))
+    return msgspec.structs.replace(fresh, request=plan.request, directives=plan.directives, parts=tuple(parts))
+
+
+def _with_hidden(fresh: Plan, plan: Plan, request: Request) -> Plan:
+    """Return a new plan with the command and the hidden values of the saved one."""
     hidden = {setting.name: setting for setting in plan.environment if setting.secret}
     return msgspec.structs.replace(
         fresh,
         command=plan.command,
         trainer=plan.trainer,
         secret_words=plan.secret_words,
-        request=plan.request,
+        request=request,
         environment=tuple(hidden.get(setting.name, setting) for setting in fresh.environment),
         directives=plan.directives,
     )

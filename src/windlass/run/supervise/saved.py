@@ -15,13 +15,23 @@ from windlass.errors import UsageError
 from windlass.model.plan import Plan
 from windlass.plan.inputs import PlanningContext, Secrets
 from windlass.run.context import find_allocation, gather_context
-from windlass.run.folder import RunFolder, is_run, make_folder, open_folder, plan_of, read_plan, read_plan_file, restart
+from windlass.run.folder import (
+    RunFolder,
+    component_folder,
+    is_run,
+    make_folder,
+    open_folder,
+    plan_of,
+    read_plan,
+    read_plan_file,
+    restart,
+)
 from windlass.run.once import planned_run
 from windlass.run.output import ViewMaker
 from windlass.run.planning import Run, plan_to_run
 from windlass.run.submit import Submission, submit_script, write_batch_file
 from windlass.run.supervise.attempts import refuse_running
-from windlass.run.supervise.replan import BATCH_FILE, in_job, on_node
+from windlass.run.supervise.replan import BATCH_FILE, components_in_place, in_job, on_node
 from windlass.run.supervise.runs import state_of
 from windlass.run.trust import require_plan_digest, require_plan_trust, require_trust
 
@@ -57,8 +67,15 @@ def saved_run(
         raise UsageError(f"--run-dir beside --plan {path}, which lies in a run folder", hint="leave it out")
     if saved:
         refuse_running(saved, in_job=scheduler_of_job(environ) is not None)
+    for one, part in zip(plan.request.components, plan.parts, strict=True):
+        folder = RunFolder(component_folder(saved.path, one.name)) if saved else None
+        _refuse_hidden(part, folder, path)
+        if folder:
+            refuse_running(folder)
     _refuse_hidden(plan, saved, path)
     here = msgspec.structs.replace(plan.request, nodes=None, ranks_per_node=plan.ranks_per_node, site=plan.site)
+    if plan.parts:
+        here = msgspec.structs.replace(plan.request, site=plan.site)
     _, context = gather_context(here, settings, environ=environ, here=True)
     plan = _completed(plan, context, path)
     view = make_view(plan)
@@ -101,6 +118,10 @@ def resume_run(
     other_size = nodes is not None or ranks_per_node is not None
     if plan.scheduler != "none" and find_allocation(environ) is None:
         return _submitted(plan, folder, environ, other_size=other_size)
+    if other_size and plan.parts:
+        raise UsageError(
+            f"{folder.path} has components, each with its own size", hint="change the job file and start a new run"
+        )
     if not other_size:
         return saved_run(str(folder.path), environ, make_view, quiet=quiet)
     _refuse_hidden(plan, folder, str(folder.path))
@@ -153,6 +174,8 @@ def _completed(plan: Plan, context: PlanningContext, where: str) -> Plan:
             f"{where} is a plan for a {plan.scheduler} job, and this is not one",
             hint="submit it, or plan with --scheduler none",
         )
+    if plan.parts:
+        return components_in_place(plan, context)
     if plan.topology.cores and allocation is not None:
         if len(allocation.hosts) < plan.nodes:
             raise UsageError(
