@@ -29,8 +29,8 @@ Made from the classes that check a job file. [Several programs in one job](../ho
 example. An unknown key is an error that names its line and the nearest key.
 
 Arguments and values of `env` may contain the placeholders of [any run](commands.md), and these of every component:
-`{NAME.addr}` is the address of its first node, `{NAME.port}` its port, and `{NAME.hosts}` the addresses of its nodes with
-commas in between.
+`{NAME.addr}` is the address of its first node, `{NAME.port}` its port, and `{NAME.hosts}` are the addresses of all
+its nodes with commas in between.
 """
 _NOT_FOR_FILES = frozenset({"origin"})
 
