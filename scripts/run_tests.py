@@ -110,7 +110,8 @@ def main(argv: list[str]) -> int:
         say(f"These failed, and at most {MAX_RERUN} tests may run once more:", first.failed)
         return close(code, first.of, start)
     say("These failed, and tests/rerun.txt lets them run once more:", first.failed)
-    again_code, second = run(["--last-failed", "--last-failed-no-failures", "none", *argv], 1)
+    files = list(dict.fromkeys(test.partition("::")[0] for test in first.failed))  # to collect no others
+    again_code, second = run(["--last-failed", "--last-failed-no-failures", "none", *argv, *files], 1)
     missed = [test for test in first.failed if test not in second.of]
     if again_code == 0 and not missed:
         say("These passed only when run once more:", first.failed)
