@@ -18,7 +18,7 @@ from windlass.base.procs.command import which
 from windlass.cli.option_groups import USAGE, add_request_options, default_options
 from windlass.cli.show import say
 from windlass.errors import MachineError, UsageError, unknown_name
-from windlass.model.request import AUTO, Request
+from windlass.model.request import AUTO, SITE_CACHES, Request
 from windlass.node.sys.reading import open_plain
 from windlass.plan.command import nested_launcher
 
@@ -177,7 +177,7 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         **_profile(args.profile),
         grace_s=args.grace,
         cache=tuple(
-            path if path == AUTO else os.path.abspath(Path(path).expanduser())  # noqa: PTH100  links stay
+            path if path in (AUTO, *SITE_CACHES) else os.path.abspath(Path(path).expanduser())  # noqa: PTH100  links stay
             for path in args.cache
         ),
         **_cache_options(args.cache_set),
@@ -233,6 +233,8 @@ def _refuse_impossible(args: argparse.Namespace) -> None:
         raise UsageError(f"--master-port {args.master_port}", hint="give a number from 1 to 65535")
     if args.cache_set and not args.cache:
         raise UsageError("--cache-set without --cache", hint="add --cache PATH")
+    if args.cache_set and any(name in args.cache for name in SITE_CACHES):
+        raise UsageError("--cache-set with the site's own cache", hint="it has no effect there: leave it out")
 
 
 def _gpus(args: argparse.Namespace) -> dict[str, Any]:

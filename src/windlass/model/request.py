@@ -9,6 +9,8 @@ import msgspec
 from windlass.model.condition import Table
 
 AUTO = "auto"
+SITE_CACHES = ("copper",)
+"""Caches of sites, which --cache names instead of using windlass's own."""
 
 
 class Ready(Table, frozen=True, kw_only=True):

@@ -231,6 +231,9 @@ class StorageSpec(Table, frozen=True, kw_only=True):
     shared: tuple[str, ...] = ()
     file_systems: dict[str, Literal["Lustre", "NFS", "GPFS", "VAST", "DVS"]] = {}
     """File system of a shared path, if it determines how long thousands of imports take."""
+    caches: dict[str, str] = {}
+    """Mount point of the site's own cache of a shared file system, by the name for `--cache`. The option of the same
+    name has its modules and the line that starts it."""
     links: dict[str, str] = {}
     """Paths that are links into another tree (`/scratch` into `/pfs`), so that a container bind must follow them."""
     note: str = ""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 
 import msgspec
 
 from windlass.base.procs.command import run_command, which
 from windlass.errors import UsageError, WindlassError
 from windlass.model.finding import Finding
-from windlass.model.request import AUTO, Request
+from windlass.model.request import AUTO, SITE_CACHES, Request
 from windlass.model.site import Site
 from windlass.node.sys.reading import open_plain
 from windlass.plan.cache import is_below
@@ -53,6 +56,11 @@ def with_auto_cache(
     `python` runs the script if the command does not name another interpreter. Raises `UsageError` if the folders cannot
     be determined from here, or if no folder is found.
     """
+    engine = next((name for name in SITE_CACHES if name in request.cache), None)
+    if engine is not None:
+        paths = tuple(path for path in request.cache if path != engine)
+        request, note = with_auto_cache(msgspec.structs.replace(request, cache=paths), python, site, environ)
+        return _with_site_cache(request, engine, site, environ), note
     if AUTO not in request.cache:
         return request, None
     named = tuple(path for path in request.cache if path != AUTO)
@@ -70,6 +78,28 @@ def with_auto_cache(
     if left_out:
         text += f"; not {', '.join(left_out)}, where the script lies and may write"
     return msgspec.structs.replace(request, cache=(*named, *roots)), Finding("auto-cache", "note", text)
+
+
+def _with_site_cache(request: Request, engine: str, site: Site, environ: Mapping[str, str]) -> Request:
+    """Import the packages of the cache's folders through the mount of the site's cache, as its documents do by hand."""
+    mount = site.file.storage.caches.get(engine)
+    if mount is None:
+        raise UsageError(f"--cache {engine}: {site.name} has none", hint="windlass's own cache: --cache auto or PATH")
+    if request.container or not request.cache:
+        hint = "name the environment too, and no container: --cache ENV"
+        raise UsageError(f"--cache {engine}: no folder of packages to read through it", hint=hint)
+    folders = [str(found) for root in request.cache for found in _package_folders(Path(root))]
+    user = environ.get("USER") or pwd.getpwuid(os.getuid()).pw_name
+    mount = Template(mount).safe_substitute(USER=user)
+    prepended = tuple(("PYTHONPATH", mount + path) for path in reversed(folders))
+    return msgspec.structs.replace(
+        request, cache=(), options=(*request.options, engine), env_prepend=(*prepended, *request.env_prepend)
+    )
+
+
+def _package_folders(root: Path) -> list[Path]:
+    """Return the packages' folder of an environment. Another folder contains packages itself."""
+    return sorted(root.glob("lib/python3*/site-packages")) or [root]
 
 
 def _python_in_use(request: Request, python: str, environ: Mapping[str, str]) -> str:

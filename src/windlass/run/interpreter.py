@@ -21,7 +21,7 @@ from pathlib import Path
 from windlass.base.procs.command import which
 from windlass.errors import UsageError
 from windlass.model.plan import Plan
-from windlass.model.request import AUTO, Request
+from windlass.model.request import AUTO, SITE_CACHES, Request
 from windlass.model.site import Site
 from windlass.node.sys.mounts import mount_of, mounts
 from windlass.node.sys.reading import open_plain
@@ -88,7 +88,7 @@ def find_python(
         candidate = Path(prefix or "/nonexistent") / "bin" / "python"
         if is_here(candidate) and not _same(prefix, own):
             return str(candidate), f"of the active environment ({variable})"
-    for root in (root for root in request.cache if root != AUTO):
+    for root in (root for root in request.cache if root not in (AUTO, *SITE_CACHES)):
         if is_here(Path(root) / "pyvenv.cfg") or is_here(Path(root) / "conda-meta"):
             return str(Path(root) / "bin" / "python"), "of the environment that --cache names"
     script = script or read_script(request)

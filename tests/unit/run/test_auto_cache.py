@@ -100,3 +100,29 @@ def test_what_cannot_be_told_is_an_error_that_says_what_to_do(tmp_path: Path) ->
         ask_python("/bin/false", boxed, environ)
     named = Request(command=("x",), kind="command", cache=("/folder",))
     assert with_auto_cache(named, "python3", site, environ) == (named, None)
+
+
+def through_copper(*cache: str, site: str = "aurora", **fields: object) -> Request:
+    request = Request(command=("train.py",), kind="script", cache=("copper", *cache), **fields)  # type: ignore[arg-type]
+    return with_auto_cache(request, "python3", load_site(site), {"USER": "me", "PATH": os.defpath})[0]
+
+
+def test_packages_are_read_through_the_cache_of_the_site(tmp_path: Path) -> None:
+    packages = tmp_path / "env" / "lib" / "python3.11" / "site-packages"
+    packages.mkdir(parents=True)
+    request = through_copper(str(tmp_path / "env"), "/lus/flare/packages", env_prepend=(("PYTHONPATH", "/own"),))
+    assert request.env_prepend == (
+        ("PYTHONPATH", "/tmp/me/copper/lus/flare/packages"),
+        ("PYTHONPATH", f"/tmp/me/copper{packages}"),
+        ("PYTHONPATH", "/own"),
+    )
+    assert (request.cache, request.options) == ((), ("copper",))
+
+
+def test_a_site_without_that_cache_and_a_job_without_packages_are_refused() -> None:
+    with pytest.raises(UsageError, match="lumi has none"):
+        through_copper("/x", site="lumi")
+    with pytest.raises(UsageError, match="no folder of packages"):
+        through_copper()
+    with pytest.raises(UsageError, match="no folder of packages"):
+        through_copper("/x", container="image.sif")

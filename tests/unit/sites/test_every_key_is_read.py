@@ -50,6 +50,7 @@ OTHERWISE = {
     "SiteFile.detect": "read from each file alone, for `Signs` (sites/detect.py)",
     "QueueSpec.accounts": "where a partition and an account are named (plan/queues.py)",
     "SiteFile.login_refuse": "on a login node (run/planning.py)",
+    "StorageSpec.caches": "for --cache copper (run/auto_cache.py)",
     "SiteFile.login_imports": "on a login node (run/sidecars/ahead.py)",
 }
 """Keys that are read where this test does not go."""
@@ -57,7 +58,8 @@ OTHERWISE = {
 
 def _tables(base: type = Table) -> Iterator[type]:
     for sub in base.__subclasses__():
-        if sub.__module__.startswith("windlass.model."):  # other files than those of sites have tables too
+        module = sub.__module__  # job files and images have tables too
+        if module.startswith("windlass.model.") and not module.endswith((".job", ".request")):
             yield sub
         yield from _tables(sub)
 
