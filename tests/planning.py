@@ -27,6 +27,7 @@ def plan_for(
     accounts: tuple[str, ...] = (),
     interpreter: str = "python3",
     place: EnvironmentPlace | None = None,
+    starts_ray: bool = False,
     **options: object,
 ) -> tuple[Plan, Secrets]:
     """The plan of a command on a site of the catalog."""
@@ -45,5 +46,6 @@ def plan_for(
         accounts=accounts,
         python=interpreter,
         place=place,
+        starts_ray=starts_ray,
     )
     return make_plan(request, context)

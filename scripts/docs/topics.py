@@ -10,6 +10,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "containers",
         "arguments",
         "several-programs",
+        "ray",
         "my-cluster-is-not-in-the-list",
         "send-a-selftest",
         "no-internet-on-compute-nodes",

@@ -77,6 +77,17 @@ def test_a_plan_with_pyxis_is_as_reviewed() -> None:
     compare(FOLDER, "generic-slurm-2-pyxis.txt", plan_text(plan, explain=True, script=True) + "\n")
 
 
+@each("site", ["frontier", "perlmutter", "aurora"])
+def test_plans_with_ray_are_as_reviewed(site: str) -> None:
+    plan, _ = plan_for(site, "python", "train.py", nodes=2, account="ACCOUNT", options=("ray",), name="train")
+    compare(FOLDER, f"{site}-2-ray.txt", plan_text(plan, explain=True) + "\n")
+
+
+def test_a_plan_with_several_ranks_per_nvidia_device_is_as_reviewed() -> None:
+    plan, _ = plan_for("perlmutter", "python", "train.py", nodes=2, account="ACCOUNT", ranks_per_device=4, name="train")
+    compare(FOLDER, "perlmutter-2-mps.txt", plan_text(plan, explain=True, script=True) + "\n")
+
+
 AGENTS = {"restarts": {"restarts": 2}, "cache": {"cache": ("/shared/env",)}}
 WITH_AGENTS = ("aurora", "frontier", "lumi", "perlmutter")
 
@@ -94,5 +105,9 @@ def test_no_reviewed_plan_is_left_over() -> None:
     expected = {f"{site}-{nodes}.txt" for site, nodes in CASES}
     expected |= {f"{site}-2-{kind}.sh" for site in MAIN for kind in ("batch", "standalone")}
     expected |= {f"{site}-{n}-container.txt" for site in ("lumi", "frontier", "hpe-gh200", "elcapitan") for n in (1, 2)}
-    expected |= {f"{site}-2-{kind}.txt" for site in WITH_AGENTS for kind in AGENTS} | {"generic-slurm-2-pyxis.txt"}
+    expected |= {f"{site}-2-{kind}.txt" for site in WITH_AGENTS for kind in AGENTS} | {
+        "generic-slurm-2-pyxis.txt",
+        "perlmutter-2-mps.txt",
+    }
+    expected |= {f"{site}-2-ray.txt" for site in ("frontier", "perlmutter", "aurora")}
     assert {path.name for path in FOLDER.iterdir()} == expected

@@ -93,16 +93,16 @@ def _forms(option: str) -> tuple[str, ...]:
 
 
 def join_values(argv: list[str]) -> list[str]:
-    """Join `--arg --mem=0` to `--arg=--mem=0` for argparse.
+    """Join `--arg --mem=0` to `--arg=--mem=0` for argparse, and read `--with-ray` as `--with=ray`.
 
-    This is needed because arguments for other programs also start with a dash.
+    Joining is needed because arguments for other programs also start with a dash.
     """
     out: list[str] = []
     for word in argv:
         if out and out[-1] in _FOR_OTHERS:
             out[-1] += f"={word}"
         else:
-            out.append(word)
+            out.append(re.sub(r"\A--with-([a-z][\w-]*)\Z", r"--with=\1", word))
     return out
 
 

@@ -206,7 +206,7 @@ class CachePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     origin: Origin = BUILTIN
 
 
-AgentService = Literal["cache", "heartbeat", "sampler", "stage"]
+AgentService = Literal["cache", "heartbeat", "mps", "sampler", "stage"]
 
 
 class AgentsPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -245,6 +245,19 @@ class TrainerPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     resume_because: str
     passed: tuple[str, ...] = ()
     """Arguments at the end of the command that windlass added for this start."""
+
+
+class RayPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One Ray cluster over the nodes of a run. The first node has its head and runs the command."""
+
+    python: str
+    """The interpreter that starts Ray on every node."""
+    cpus: int = 0
+    """CPUs that Ray uses on each node. 0: all that the rank may use there."""
+    devices: int | None = None
+    """Devices that Ray uses on each node. None: Ray detects them."""
+    because: str
+    origin: Origin = BUILTIN
 
 
 class Prologue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -307,6 +320,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     cache: CachePlan | None = None
     agents: AgentsPlan | None = None
     trainer: TrainerPlan | None = None
+    ray: RayPlan | None = None
     keep_caches: str | None = None
     hosts: str | None = None
     """Folded host list, if an allocation is known."""

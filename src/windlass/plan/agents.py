@@ -17,6 +17,7 @@ from windlass.model.plan import AgentService, AgentsPlan, Plan
 from windlass.model.request import Request
 from windlass.plan.environment.modules import module_lines
 
+MPS_SHARE, MPS_PIPES = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PIPE_DIRECTORY"
 _TRAVELLING = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 _NAMED = re.compile(r"\$\{(\w+)\}")
 
@@ -68,7 +69,7 @@ _SHARED = "no core is to spare: agents share those of the ranks"
 
 def plan_agents(plan: Plan) -> AgentsPlan | None:
     """The agents that the request of this plan needs, or None. `plan.agents` is ignored."""
-    services = _services(plan.request)
+    services = _services(plan.request, mps=starts_mps(plan))
     if not services:
         return None
     cpus, cpus_because = _cpus(plan)
@@ -80,7 +81,7 @@ def plan_agents(plan: Plan) -> AgentsPlan | None:
         interpreter=_INTERPRETER,
         ready_s=STAGE_S if plan.request.stage else plan.cache.ready_s if plan.cache else READY_S,
         because="; ".join(_REASONS[service] for service in services),
-        origin=Origin(scope="flag", where=", ".join(_flags(plan.request))),
+        origin=Origin(scope="flag", where=", ".join(_flags(plan.request, mps="mps" in services))),
     )
 
 
@@ -92,20 +93,27 @@ def agents_step(plan: Plan) -> NodeStep:
 
 
 def _step(plan: Plan, services: tuple[AgentService, ...]) -> NodeStep:
-    """The step of the agents. Samplers need access to the devices that they measure."""
-    return plan_node_step(plan, "agents", host_file=HOSTS_FILE, devices="sampler" in services)
+    """The step of the agents. Samplers and MPS need access to the devices."""
+    return plan_node_step(plan, "agents", host_file=HOSTS_FILE, devices=bool({"sampler", "mps"} & {*services}))
 
 
 def needs_agents(request: Request) -> bool:
     return bool(_services(request))
 
 
-def _services(request: Request) -> tuple[AgentService, ...]:
+def starts_mps(plan: Plan) -> bool:
+    """Whether windlass starts NVIDIA's MPS on the nodes: ranks share devices, and the user has no daemon."""
+    names = {setting.name for setting in plan.environment}
+    return (plan.request.ranks_per_device or 1) > 1 and MPS_SHARE in names and MPS_PIPES not in names
+
+
+def _services(request: Request, *, mps: bool = False) -> tuple[AgentService, ...]:
     if request.stage:
         return ("stage",)
     wanted: tuple[tuple[AgentService, bool], ...] = (
         ("cache", bool(request.cache)),
         ("heartbeat", request.supervised),
+        ("mps", mps),
         ("sampler", request.watch or request.profile == "torch" or bool(request.hang_after_s)),
     )
     return tuple(name for name, asked in wanted if asked)
@@ -114,12 +122,13 @@ def _services(request: Request) -> tuple[AgentService, ...]:
 _REASONS: dict[AgentService, str] = {
     "cache": "the nodes read the folders of --cache once and hand them on",
     "heartbeat": "a rank that hangs or dies is noticed on its node, and the run can start again",
+    "mps": "the ranks of a device run at the same time, and not in time slices",
     "sampler": "nodes and steps are looked at every few seconds, for `windlass watch`",
     "stage": "the nodes hand on what they get",
 }
 
 
-def _flags(request: Request) -> tuple[str, ...]:
+def _flags(request: Request, *, mps: bool) -> tuple[str, ...]:
     asked = {
         "--cache": request.cache,
         "--restarts": request.restarts,
@@ -128,6 +137,7 @@ def _flags(request: Request) -> tuple[str, ...]:
         "--until-done": request.until_done,
         "--watch": request.watch,
         "--profile": request.profile == "torch",
+        "--ranks-per-device": mps,
         "windlass stage": request.stage,
     }
     return tuple(name for name, value in asked.items() if value)

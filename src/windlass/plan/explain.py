@@ -13,7 +13,7 @@ from windlass.base.notation.shell import quote_words
 from windlass.errors import UsageError, nearest
 from windlass.model.condition import ALWAYS, When
 from windlass.model.origin import BUILTIN, Argument
-from windlass.model.plan import AgentsPlan, Mount, Plan, Setting
+from windlass.model.plan import AgentsPlan, Mount, Plan, RayPlan, Setting
 from windlass.model.site import SettingSpec, Site
 from windlass.plan.environment.ranks import FOLDER_VARIABLES, RANK_VARIABLES
 from windlass.plan.render.rank_lines import wrap_spec
@@ -116,13 +116,16 @@ def _in_plan(name: str, plan: Plan) -> list[Occurrence]:
     if agents and name in {"agent", "agents", *agents.services}:
         cpus = f"cpus {format_cpulist(agents.cpus)} {agents.cpus_because}" if agents.cpus else agents.cpus_because
         out.append(_active("agents", f"one on every node: {', '.join(agents.services)}", agents, note=cpus))
+    if plan.ray and name.lower() in {"ray", "ray_address"}:
+        text = "RAY_ADDRESS of the first node: ray.init() in the command connects to the Ray of this run"
+        out.append(_active("ray", text, plan.ray))
     mounts = box.mounts if box else ()
     out += [_active("mount", f"{m.source} -> {m.target}", m) for m in mounts if name in {m.source, m.target}]
     return out
 
 
 def _active(
-    where: str, text: str, of: Setting | Argument | AgentsPlan | Mount, *, note: str = "", when: str = ""
+    where: str, text: str, of: Setting | Argument | AgentsPlan | RayPlan | Mount, *, note: str = "", when: str = ""
 ) -> Occurrence:
     """A part of the plan, with its reason and source."""
     return Occurrence(

@@ -64,6 +64,8 @@ class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
     script: ScriptFacts = ScriptFacts()
     trains_alone: bool = False
     """The script trains with torch and certainly joins no process group."""
+    starts_ray: bool = False
+    """The script starts or connects to a Ray cluster, and joins no process group by itself."""
     place: EnvironmentPlace | None = None
     """Where the environment of that Python is, measured if many nodes may read it."""
     activate_kind: str | None = None

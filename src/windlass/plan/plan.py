@@ -39,8 +39,9 @@ from windlass.plan.environment.modules import activation_lines
 from windlass.plan.forbidden import refuse_forbidden, users_arguments
 from windlass.plan.inputs import PlanningContext, Secrets, container_request, container_site
 from windlass.plan.profile import check_profile
-from windlass.plan.remarks import INDEPENDENT, binding_remarks, plan_remarks
-from windlass.plan.shape import Shape, decide_shape
+from windlass.plan.ray import INDEPENDENT, plan_ray, with_ray
+from windlass.plan.remarks import binding_remarks, plan_remarks
+from windlass.plan.shape import RAY, Shape, decide_shape
 from windlass.plan.trainers import RESUME, plan_trainer, trainer_remarks
 from windlass.plan.variables import plan_environment
 from windlass.sites.topology.bind import bind
@@ -49,9 +50,7 @@ from windlass.sites.topology.binding_request import binding_request_from_site
 
 def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets]:
     """Make the whole plan. Raises `UsageError` for an invalid request, before anything has been started."""
-    if request.gpus_per_node == 0:  # binding, presets and settings are those of a node without devices
-        bare = msgspec.structs.replace(context.topology, devices=())
-        context = msgspec.structs.replace(context, topology=bare)
+    request, context = with_ray(request, _without_devices(context) if request.gpus_per_node == 0 else context)
     site = context.site
     shape = decide_shape(request, context)
     check_profile(request, shape.nodes * shape.ranks_per_node)
@@ -101,6 +100,7 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
         caches=caches.cache_dirs(shape.vendor),
         cache_root=site.file.storage.local or "/tmp",
         cache=cache,
+        ray=plan_ray(request, context, shape, binding),
         keep_caches=request.keep_caches,
         hosts=shape.hosts,
         job_id=context.allocation.job_id if context.allocation else None,
@@ -110,6 +110,12 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
         parent=request.supervised or not get_launcher(shape.launcher).names_failed_rank,
     )
     return msgspec.structs.replace(plan, agents=plan_agents(plan)), secrets
+
+
+def _without_devices(context: PlanningContext) -> PlanningContext:
+    """Hide the devices, so that binding, presets and settings are those of a node without devices."""
+    bare = msgspec.structs.replace(context.topology, devices=())
+    return msgspec.structs.replace(context, topology=bare)
 
 
 def _nested_launcher(command: tuple[str, ...], shape: Shape) -> tuple[Finding, ...]:
@@ -216,7 +222,7 @@ def _check_options(request: Request, site: Site) -> None:
     known |= {a.when.option for a in site.file.launcher.arguments} | {m.when.option for m in site.file.modules}
     names = sorted(name for name in known if name)
     for option in request.options:
-        if option not in (*names, INDEPENDENT, RESUME):
+        if option not in (*names, INDEPENDENT, RAY, RESUME):
             raise UsageError(
                 f"--with {option}: {site.name} has no option of this name",
                 hint=f"it has: {', '.join(names)}" if names else "this site has none",

@@ -14,6 +14,7 @@ from windlass.model.request import Request
 from windlass.model.site import Site
 from windlass.model.topology import PluginSpec, ReferenceSpec, Topology
 from windlass.plan.inputs import EnvironmentPlace, PlanningContext
+from windlass.plan.ray import INDEPENDENT
 from windlass.plan.shape import Shape
 from windlass.sites.topology.check import problems_of
 
@@ -30,8 +31,6 @@ _STEERS = re.compile(
     r"|PYTHON(?!UNBUFFERED)|LD_(?:LIBRARY_PATH|PRELOAD)\Z"
 )
 """Variables that libraries of the ranks read."""
-INDEPENDENT = "independent"
-"""An option of --with at every site: the ranks are separate programs."""
 _PATHS = frozenset({"PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "PYTHONPATH", "MODULEPATH", "PKG_CONFIG_PATH"})
 
 
@@ -47,6 +46,7 @@ def plan_remarks(
         *_slow_start(request, context, shape),
         *_preset_note(site, facts),
         *_one_device(request, shape),
+        *_shared_device(request, shape),
         *_modules_ranks(site, facts),
         *_needless_cache(request, context),
         *_over_tcp(request, context, shape, facts, environment),
@@ -117,6 +117,14 @@ def _one_device(request: Request, shape: Shape) -> Iterator[Finding]:
             f"--devices one: each rank has one device, {kind}:0, and {kind}:LOCAL_RANK is there in the first rank alone"
         )
         yield Finding("one-device", "note", text, "windlass.init() takes the right one, and so does `--devices all`")
+
+
+def _shared_device(request: Request, shape: Shape) -> Iterator[Finding]:
+    """NCCL refuses two ranks of one communicator on a device."""
+    if shape.vendor == "nvidia" and shape.ranks_per_device > 1 and INDEPENDENT not in request.options:
+        text = f"{shape.ranks_per_device} ranks share a device: NCCL refuses that with `Duplicate GPU detected`"
+        hint = f"use gloo or MPI among them; --with {INDEPENDENT}: the ranks are separate programs"
+        yield Finding("shared-device", "warning", text, hint)
 
 
 def _modules_ranks(site: Site, facts: Facts) -> Iterator[Finding]:

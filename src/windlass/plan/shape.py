@@ -28,6 +28,8 @@ from windlass.sites.topology.binding_request import preset_for_ranks
 VISIBILITY = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "ROCR_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
 _TILE_SHARES = (1, 2, 4)
 """Ranks that may share a tile of an Intel GPU, which has four command streamers."""
+RAY = "ray"
+"""An option of --with at every site: one Ray cluster over all nodes."""
 _LAUNCHER_OF = {"slurm": "srun", "pbs": "hydra", "flux": "flux", "none": "local"}
 
 
@@ -315,7 +317,7 @@ def _ranks_per_node(
         remarks.append(
             Finding("tasks-per-node", "note", f"the allocation was made for {tasks} tasks per node; using {asked}")
         )
-    if devices and asked < len(devices):
+    if devices and asked < len(devices) and RAY not in request.options:
         idle = len(devices) - asked
         remarks.append(Finding("idle-devices", "note", f"{idle} of {len(devices)} devices per node stay idle"))
     return asked, remarks

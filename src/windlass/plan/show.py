@@ -60,6 +60,7 @@ def plan_text(
         _section("cooperative cache", _marked(plan, _cache(plan, explain))),
         _section("agents", _agents(plan, explain)),
         _section("trainer", _trainer(plan)),
+        _section("ray", _marked(plan, _ray(plan, explain))),
         _section("container", _marked(plan, _container(plan, explain))),
         _section("limits", _arguments(plan.limits, explain)),
         _section("node", draw_node(plan.binding, plan.topology, width=width, color=color).splitlines()),
@@ -301,6 +302,20 @@ def _trainer(plan: Plan) -> list[str]:
         *(["its `scontrol requeue` does not reach Slurm: windlass restarts the run"] if trainer.holds_requeue else []),
         f"checkpoints: {places}",
         f"resumed: {how}: {trainer.resume_because}",
+    ]
+
+
+def _ray(plan: Plan, explain: bool) -> list[str]:
+    ray = plan.ray
+    if ray is None:
+        return []
+    reason = f"   {ray.because}  [{ray.origin.text()}]" if explain else ""
+    size = f"{counted(ray.cpus, 'core')}" if ray.cpus else "the cores of its rank"
+    devices = "its devices" if ray.devices is None else counted(ray.devices, "device")
+    return [
+        f"a head on the first node, a worker on each other node: {size} and {devices} per node{reason}",
+        f"started by {ray.python}; the command runs once, on the first node, with RAY_ADDRESS and a token",
+        "the dashboard listens on 127.0.0.1 of the first node; Ray's files and processes go with the run",
     ]
 
 

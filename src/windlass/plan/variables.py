@@ -17,9 +17,10 @@ from windlass.model.request import Request
 from windlass.model.secrets import MASK, is_secret
 from windlass.model.site import ModuleSpec, SettingSpec, Site
 from windlass.model.topology import Topology
+from windlass.plan.agents import MPS_PIPES, MPS_SHARE
 from windlass.plan.environment import caches, ranks
 from windlass.plan.inputs import PlanningContext
-from windlass.plan.shape import Shape
+from windlass.plan.shape import RAY, Shape
 
 _CHOOSE_DEVICES = frozenset({"srun", "flux"})
 """Launchers that can give each rank the device closest to its cores."""
@@ -33,12 +34,12 @@ def plan_environment(
     facts: Facts,
     container_settings: tuple[Setting, ...],
 ) -> tuple[Setting, ...]:
-    site = context.site
+    site, with_ray = context.site, RAY in request.options  # Ray chooses threads and devices of its workers itself
     no_device = request.gpus_per_node == 0
     vendor = None if no_device else site.file.devices.vendor or shape.vendor
     builtin: list[Setting] = [
         Setting(name="PYTHONUNBUFFERED", value="1", because="a rank's output is seen when it is written"),
-        *ranks.thread_settings(binding, context.topology, request.threads),
+        *(() if with_ray else ranks.thread_settings(binding, context.topology, request.threads)),
         *ranks.cpu_settings(context.topology, vendor, shape.nodes * shape.ranks_per_node),
         *(ranks.hidden_device_settings() if no_device else ()),
         *caches.cache_settings(caches.cache_dirs(shape.vendor)),
@@ -48,15 +49,16 @@ def plan_environment(
             container=facts.container,
             decided={*context.users_environment, *request.unset, *(name for name, _ in request.env)},
         ),
-        *_visibility(site, shape, binding, context.topology),
+        *(() if with_ray else _visibility(site, shape, binding, context.topology)),
         *_offline(site),
     ]
-    if shape.nodes * shape.ranks_per_node > 1:
+    if shape.nodes * shape.ranks_per_node > 1 and not with_ray:
         one = shape.devices == "one"
         builtin += ranks.framework_settings(
             context.imports, binding, shape.launcher, one_device=one, all_devices=shape.all_devices
         )
-    builtin += _of_shape(shape, binding)
+    own_mps = MPS_PIPES in {*context.users_environment, *(name for name, _ in request.env)}
+    builtin += _of_shape(shape, binding, mps=not (facts.container or own_mps))
     if request.comm_log is not None:
         builtin += _comm_log(shape)
     preset = next((p for p in site.file.binding.presets if p.name == binding.preset), None)
@@ -73,7 +75,7 @@ def plan_environment(
     return layer(chosen, own)
 
 
-def _of_shape(shape: Shape, binding: Binding) -> Iterator[Setting]:
+def _of_shape(shape: Shape, binding: Binding, *, mps: bool) -> Iterator[Setting]:
     """Settings that follow from the launcher, the nodes and the devices."""
     if shape.scheduler == "none" and shape.nodes == 1:
         because = "one machine: gloo would otherwise look up the host name, which may not resolve"
@@ -86,6 +88,10 @@ def _of_shape(shape: Shape, binding: Binding) -> Iterator[Setting]:
         parts = ",".join(f"{device}:{share}" for device in shape.all_devices)
         because = f"splits every tile into {share} parts, one for each of its ranks (--ranks-per-device)"
         yield Setting(name="ZEX_NUMBER_OF_CCS", value=parts, because=because)
+    if shape.vendor == "nvidia" and shape.ranks_per_device > 1 and mps:
+        share = min(100, 200 // shape.ranks_per_device)
+        because = "the part of a device that one of its ranks may use by MPS: twice its share, because not all are busy"
+        yield Setting(name=MPS_SHARE, value=str(share), because=because)
 
 
 def _visibility(site: Site, shape: Shape, binding: Binding, topology: Topology) -> tuple[Setting, ...]:

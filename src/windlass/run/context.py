@@ -230,6 +230,7 @@ def gather_context(
         imports=script.imports,
         script=script.facts,
         trains_alone=script.trains_alone,
+        starts_ray=script.starts_ray,
         place=environment_place(python) if here and _many_read_it(request, allocation) else None,
         activate_kind=activate_kind(request),
         cache_roots=roots,

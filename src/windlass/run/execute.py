@@ -20,6 +20,7 @@ from windlass.base.procs.children import adopt_orphans
 from windlass.model.plan import Plan
 from windlass.model.record import RankFailure
 from windlass.node.agent.diagnostics import oom_kills
+from windlass.node.sys.guard import guarded
 from windlass.plan.render.batch_script import launch_script
 from windlass.plan.render.rank_lines import LIVE_FOLDER
 from windlass.plan.render.rank_script import rank_script
@@ -35,11 +36,12 @@ from windlass.run.jobs import (
     kill_step,
     write_container_files,
     write_host_file,
+    write_ray_files,
 )
 from windlass.run.meeting import Meeting
 from windlass.run.planning import Run
 from windlass.run.rendezvous import is_this_host
-from windlass.run.signals import Heard, guarded, listening
+from windlass.run.signals import Heard, listening
 
 _TICK_S = 0.1
 _DRAIN_S = 0.5
@@ -60,6 +62,8 @@ def prepare(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> JobFacts:
     folder.write("launch.sh", launch_script(plan, str(folder.path)), mode=0o700)
     write_host_file(plan, folder, hosts)
     write_container_files(plan, folder)
+    if plan.ray is not None:
+        write_ray_files(folder)
     if run.plan.container is not None:
         from windlass.run.host_libs import write_injection  # imported here: runs without a container do not need it
 

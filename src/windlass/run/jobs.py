@@ -8,6 +8,7 @@ Also writes the files that a launcher reads, and ends its step on every node.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import signal
 import subprocess
 import time
@@ -15,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import BinaryIO
 
+from windlass.agents.ship import tree_bytes
 from windlass.backends.containers import get_runtime
 from windlass.backends.launchers import get_launcher
 from windlass.backends.launchers.base import LAST_LINE, SIGNAL_FILE, Launcher, LaunchSpec, LineReader, decode
@@ -24,6 +26,7 @@ from windlass.base.procs.command import run_command
 from windlass.errors import WindlassError
 from windlass.model.plan import Plan
 from windlass.model.record import RankFailure
+from windlass.node.ray import ARCHIVE_FILE, TOKEN_FILE
 from windlass.node.sys.atomic import open_append
 from windlass.plan.render.batch_script import has_prologue, step_name
 from windlass.plan.render.rank_lines import LIVE_FOLDER, wrap_spec
@@ -349,6 +352,13 @@ def write_container_files(plan: Plan, folder: RunFolder) -> None:
         return
     for name, text in get_runtime(plan.container.runtime).files(wrap_spec(plan, str(folder.path))).items():
         folder.write(name, text)
+
+
+def write_ray_files(folder: RunFolder) -> None:
+    """Write the program that the ranks of a plan with Ray run, and the token of the cluster."""
+    entry = b"import sys\nfrom windlass.node.ray.cluster import main\nsys.exit(main(sys.argv[1:]))\n"
+    folder.write_bytes(ARCHIVE_FILE, tree_bytes({"__main__.py": entry}))
+    folder.write(TOKEN_FILE, secrets.token_hex(32))
 
 
 def kill_step(plan: Plan, folder: RunFolder, environ: Mapping[str, str]) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from windlass.model.plan import Plan
 from windlass.node.sys.reading import open_plain, read_bytes, read_text
-from windlass.plan.remarks import INDEPENDENT
+from windlass.plan.ray import INDEPENDENT
 from windlass.plan.render.variables import JobFacts
 from windlass.run.failure.ends import read_seats
 from windlass.run.folder import RunFolder

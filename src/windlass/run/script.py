@@ -22,6 +22,10 @@ _LEAVES = frozenset(
     | {"yaml", "wandb", "tensorboard", "einops", "rich", "click", "h5py", "datasets", "tokenizers", "tiktoken"}
 )
 """Packages that do not join a process group."""
+_USES_RAY = re.compile(
+    rb"\bray\.(?:init|get|remote|train|tune|data)\b|^\s*from ray\.(?:train|tune|data)\b", re.MULTILINE
+)
+_OWN_GROUP = re.compile(rb"init_process_group|windlass\.init|\bAccelerator\(|jax\.distributed")
 
 
 class Script(NamedTuple):
@@ -37,6 +41,8 @@ class Script(NamedTuple):
     statements: tuple[str, ...] = ()
     """Its imports and those of the modules in its folder, as `module` or `module:name`. Without those modules."""
     facts: ScriptFacts = ScriptFacts()
+    starts_ray: bool = False
+    """It starts or connects to a Ray cluster, and joins no process group by itself."""
 
 
 def read_script(request: Request) -> Script:
@@ -65,7 +71,8 @@ def read_script(request: Request) -> Script:
     alone = "torch" in imports and imports <= known and b".backward(" in text and not _JOINS.search(text)
     packages = tuple(name for name in names if name not in sys.stdlib_module_names and name not in beside)
     others = tuple(one for one in dict.fromkeys(statements) if _top_name(one) not in beside)
-    return Script(packages, frozenset(imports), alone, others, _facts(trees))
+    ray = bool("ray" in names and _USES_RAY.search(texts[0]) and not _OWN_GROUP.search(texts[0]))
+    return Script(packages, frozenset(imports), alone, others, _facts(trees), ray)
 
 
 def _read(path: Path) -> bytes:

@@ -38,6 +38,10 @@ def test_the_users_words_begin_where_ours_end(words: str, options: str, kind: st
     assert split_command(_parser(), words.split()) == (options.split(), kind, command.split())
 
 
+def test_with_ray_is_another_spelling_of_with_and_the_name() -> None:
+    assert join_values(["--with-ray", "--arg", "--with-x"]) == ["--with=ray", "--arg=--with-x"]
+
+
 def test_words_for_others_may_begin_with_a_dash() -> None:
     joined = join_values(["--arg", "--mem=0", "--directive", "-l place=scatter", "--nodes", "2", "--arg"])
     assert joined == ["--arg=--mem=0", "--directive=-l place=scatter", "--nodes", "2", "--arg"]

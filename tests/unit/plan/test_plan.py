@@ -14,6 +14,9 @@ from windlass.model.plan import Plan, plan_from_json, plan_to_json
 from windlass.model.request import Allocation
 from windlass.model.topology import Core, Topology
 from windlass.plan.explain import find_name, occurrences_text
+from windlass.plan.render.batch_script import standalone_script
+from windlass.plan.render.rank_script import rank_script
+from windlass.plan.render.variables import JobFacts
 from windlass.sites.catalog import load_site
 
 HOSTS = tuple(f"nid{n:04d}" for n in range(1, 5))
@@ -350,3 +353,54 @@ def test_a_job_without_devices_has_all_cores_of_gpu_nodes_and_sees_no_device(sit
     assert value(plan, "ROCR_VISIBLE_DEVICES") is None and value(plan, "ACCELERATE_USE_CPU") == "true"
     with_devices, _ = plan_for(site, "train", nodes=2)
     assert value(with_devices, "CUDA_VISIBLE_DEVICES") != "-1"
+
+
+RAY = {"options": ("ray",), "kind": "script"}
+
+
+def test_ray_gets_one_rank_per_node_with_all_devices_and_leaves_threads_and_devices_to_ray() -> None:
+    plan, _ = plan_for("frontier", "train.py", nodes=4, account="A", **RAY)
+    assert (plan.ranks_per_node, plan.world_size) == (1, 4)
+    assert plan.ray is not None
+    assert (plan.ray.cpus, plan.ray.devices) == (56, 8)
+    named = {setting.name for setting in plan.environment}
+    assert not named & {"OMP_NUM_THREADS", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
+    assert not [remark for remark in plan.remarks if remark.kind == "idle-devices"]
+    script = rank_script(plan, JobFacts(run_dir="/runs/1", run_id="ab"))
+    assert '"$WINDLASS_RUN_DIR/ray.pyz" "$w_node_rank" "$w_master_addr" "$w_master_port"' in script
+    assert "unset RANK" in script
+
+
+@each(
+    ("words", "said"),
+    [
+        ({"ranks_per_node": 4}, "--ranks-per-node 4"),
+        ({"ranks_per_device": 2}, "--ranks-per-device 2"),
+        ({"devices": "one"}, "--devices one"),
+    ],
+)
+def test_ray_with_several_ranks_per_node_is_refused(words: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=f"--with ray with {said}"):
+        plan_for("frontier", "train.py", account="A", **RAY, **words)
+
+
+def test_a_script_that_starts_ray_gets_a_cluster_unless_the_user_decides_otherwise() -> None:
+    plan, _ = plan_for("workstation", "train.py", topology=PLAIN, starts_ray=True)
+    assert plan.ray is not None
+    assert "ray-cluster" in {remark.kind for remark in plan.remarks}
+    assert "ray" in plan.request.options, "a restart plans the same"
+    plan, _ = plan_for("workstation", "train.py", topology=PLAIN, starts_ray=True, options=("independent",))
+    assert plan.ray is None
+    plan, _ = plan_for("workstation", "train.py", topology=PLAIN, starts_ray=True, users={"RAY_ADDRESS": "n:1"})
+    assert plan.ray is None
+    plan, _ = plan_for("workstation", "train.py", topology=PLAIN, starts_ray=True, ranks_per_node=2)
+    assert plan.ray is None
+    assert "ray-per-rank" in {remark.kind for remark in plan.remarks}
+
+
+def test_ray_runs_the_image_s_python_in_a_container_and_not_without_windlass() -> None:
+    plan, _ = plan_for("lumi", "train.py", nodes=2, account="A", container="/images/ray.sif", **RAY)
+    assert plan.ray is not None
+    assert plan.ray.python == "python"
+    with pytest.raises(UsageError, match="--standalone and Ray"):
+        standalone_script(plan, "RUN_DIR")

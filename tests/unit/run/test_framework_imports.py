@@ -9,8 +9,10 @@ from pathlib import Path
 from looping import each
 from unit.cli.typed import in_process, run_here
 from windlass.model.plan import plan_from_json
+from windlass.model.request import Request
 from windlass.plan.render.rank_script import rank_script
 from windlass.plan.render.variables import JobFacts
+from windlass.run.script import read_script
 
 SHOW = "import os, sys\nif len(sys.argv) > 2:\n    import MODULE\nprint(os.environ.get(sys.argv[1]))\n"
 
@@ -139,3 +141,21 @@ def test_one_rank_other_programs_and_wanted_copies_are_not(tmp_path: Path) -> No
     assert "no-process-group" not in _planned(tmp_path, ALONE.replace(".backward()", ""))
     (tmp_path / "model.py").write_text("from torch.nn.parallel import DistributedDataParallel\n")
     assert "no-process-group" not in _planned(tmp_path, f"import model\n{ALONE}")
+
+
+@each(
+    ("text", "starts"),
+    [
+        ("import ray\nray.init()\n", True),
+        ("import ray\n\n@ray.remote\ndef f(): ...\n", True),
+        ("from ray.train.torch import TorchTrainer\n", True),
+        ("import ray.data\nds = ray.data.range(3)\n", True),
+        ("import x_ray\nx_ray.init()\n", False),
+        ("import ray\nprint(ray.__version__)\n", False),
+        ("import ray, torch.distributed as d\nd.init_process_group()\nray.init()\n", False),
+        ("# import ray\n# ray.init()\n", False),
+    ],
+)
+def test_a_script_that_starts_ray_is_found_by_its_text(tmp_path: Path, text: str, starts: bool) -> None:
+    (tmp_path / "train.py").write_text(text)
+    assert read_script(Request(command=("train.py",), kind="script", cwd=str(tmp_path))).starts_ray is starts

@@ -27,7 +27,7 @@ from windlass.node.sys.folders import private_folder
 
 _GATE_S = 60.0
 _LEAVE_S = 2.0
-_PARTS = ("a", "c", "h", "w")
+_PARTS = ("a", "c", "h", "m", "w")
 _NAME = re.compile(r"(windlass-\d+-)[0-9A-Za-z-]+(\.agents)")
 
 
@@ -127,7 +127,7 @@ def sweep_other_runs(base: str) -> None:
             try:
                 sweep(other)
                 if not os.path.isdir(os.path.join(other, "a")) or not os.listdir(os.path.join(other, "a")):
-                    for part in ("h", "w"):
+                    for part in ("h", "m", "w"):
                         shutil.rmtree(os.path.join(other, part), ignore_errors=True)
             finally:
                 os.close(gate)

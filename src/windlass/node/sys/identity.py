@@ -63,16 +63,19 @@ def boot() -> str:
         return socket.gethostname()
 
 
-def kill_marked(mark: bytes, patience_s: float = 5.0) -> int:
+def kill_marked(mark: bytes, patience_s: float = 5.0, session: int = 0) -> int:
     """Kill all processes with this mark, including new ones, for up to `patience_s`.
 
-    Does not kill this process or its ancestors. Returns the number of killed processes.
+    Also kills the processes of `session` and of sessions that marked processes lead: a program that sets its title
+    overwrites its environment. Does not kill this process or its ancestors. Returns the number of killed processes.
     """
-    spared = _ancestors()
+    spared, sessions = _ancestors(), {session} - {0}
     killed: set[int] = set()
     end = time.monotonic() + patience_s
     while time.monotonic() < end:
-        alive = [pid for pid in marked(mark) if pid not in spared]
+        found = marked(mark)
+        sessions.update(pid for pid in found if _session_of(pid) == pid)
+        alive = {*found, *_members(sessions)} - spared
         if not alive:
             break
         for pid in alive:
@@ -81,6 +84,21 @@ def kill_marked(mark: bytes, patience_s: float = 5.0) -> int:
                 killed.add(pid)
         time.sleep(0.02)
     return len(killed)
+
+
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
+
+
+def _members(sessions: set[int]) -> list[int]:
+    """Return the running processes of these sessions."""
+    if not sessions:
+        return []
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [pid for pid in pids if _session_of(pid) in sessions and start_of(pid)]
 
 
 def marked(mark: bytes) -> list[int]:

@@ -195,8 +195,9 @@ def standalone_script(plan: Plan, run_dir: str, *, log: bool = True) -> str:
     A user can keep it, send it to a colleague and submit it directly. It contains the rank script. With `log`, the run
     folder already exists, and the scheduler can write the job's log into it.
     """
-    if plan.cache is not None:
-        raise UsageError("--standalone and --cache", hint="the cache needs windlass in the job: leave --standalone out")
+    if plan.cache is not None or plan.ray is not None:
+        what = "--cache" if plan.cache is not None else "Ray"
+        raise UsageError(f"--standalone and {what}", hint=f"{what} needs windlass in the job: leave --standalone out")
     scheduler = get_scheduler(plan.scheduler)
     plan = _unwatched(plan)
     facts = JobFacts(

@@ -16,6 +16,7 @@ from windlass.plan.cache import agents_folder, command_lines, view_folder_lines,
 from windlass.plan.environment.modules import rank_activation_lines
 from windlass.plan.environment.ranks import RANK_VARIABLES
 from windlass.plan.profile import profile_lines
+from windlass.plan.ray import ray_lines
 from windlass.plan.render.parts import part
 from windlass.plan.render.rank_lines import cache_lines, container_lines, live_command, live_start
 from windlass.plan.render.variables import JobFacts, environment_lines
@@ -31,6 +32,8 @@ REQUEUE_SAVED = f"{REQUEUE_FOLDER}/saved"
 """Written when the trainer has saved and asks for the requeue."""
 HOOK_FOLDER = "h"
 """Part of the agents' directory on a node: files of the sampler for the ranks."""
+MPS_FOLDER = "m"
+"""The same for the pipes and logs of NVIDIA's MPS."""
 
 
 def rank_script(plan: Plan, job: JobFacts) -> str:
@@ -46,7 +49,7 @@ def rank_script(plan: Plan, job: JobFacts) -> str:
         environment_lines(plan),
         _rank_variables(),
         _watch_variables(job),
-        hook_lines(plan, job),
+        agent_lines(plan, job),
         view_lines(plan, job.uid, job.run_id),
         part("requeue", folder=REQUEUE_FOLDER) if plan.trainer and plan.trainer.holds_requeue else [],
         _command(plan, job),
@@ -206,16 +209,18 @@ def _watch_variables(job: JobFacts) -> list[str]:
     return lines
 
 
-def hook_lines(plan: Plan, job: JobFacts) -> list[str]:
-    """Lines that put the start-up hook at the front of PYTHONPATH, if this node's sampler has written it.
+def agent_lines(plan: Plan, job: JobFacts) -> list[str]:
+    """Lines for what the agent of this node has made before the ranks: a start-up hook, and MPS.
 
-    Otherwise the rank runs without the hook. The cache's view comes after the hook and changes only paths below its
-    roots.
+    The hook is at the front of PYTHONPATH. If the agent has not made them, the rank runs without them. The cache's view
+    comes after the hook and changes only paths below its roots.
     """
-    if plan.agents is None or "sampler" not in plan.agents.services:
-        return []
-    folder = f"{agents_folder(plan, job.uid, job.run_id)}/{HOOK_FOLDER}/{job.run_id}."
-    return part("hook", folder=expandable(folder))
+    lines: list[str] = []
+    for service, name, folder in (("sampler", "hook", HOOK_FOLDER), ("mps", "mps", MPS_FOLDER)):
+        if plan.agents is not None and service in plan.agents.services:
+            own = f"{agents_folder(plan, job.uid, job.run_id)}/{folder}/{job.run_id}."
+            lines += part(name, folder=expandable(own))
+    return lines
 
 
 def _command(plan: Plan, job: JobFacts) -> list[str]:
@@ -233,6 +238,7 @@ def _command(plan: Plan, job: JobFacts) -> list[str]:
     lines += [f"  {word} \\" for word in words[:-1]] + [f"  {words[-1]}"]
     lines += command_lines(plan)
     lines += profile_lines(plan)
+    lines += ray_lines(plan, job)
     if plan.container is not None:
         lines += container_lines(plan, job.run_dir)
     return lines

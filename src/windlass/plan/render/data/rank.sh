@@ -45,6 +45,11 @@ export PATH="$WINDLASS_RUN_DIR/@folder@:$PATH"
 w_here=${0%/*}
 if [ "$1" = requeue ]; then echo "windlass: the trainer has saved" && : > "$w_here/saved"; exit; fi
 PATH=${PATH#"$w_here:"} exec scontrol "$@"
+#: mps
+
+# MPS: the ranks of a device run at the same time. Without its daemon they run in time slices.
+w_mps=@folder@"$w_node_rank"
+if [ -d "$w_mps/pipe" ]; then export CUDA_MPS_PIPE_DIRECTORY="$w_mps/pipe" CUDA_MPS_LOG_DIRECTORY="$w_mps/log"; fi
 #: where
 
 # What this rank really got, one line in one file per node.
