@@ -43,15 +43,12 @@ def with_ray(request: Request, context: PlanningContext) -> tuple[Request, Plann
         return request, context
     if wrong:
         text = f"{request.command[0]} starts Ray: with {wrong}, each rank starts a Ray of its own"
-        hint = "leave it out: windlass starts one Ray over all nodes"
-        return request, _remarked(context, Finding("ray-per-rank", "warning", text, hint))
-    text = f"{request.command[0]} starts Ray: one Ray over all nodes, and the script runs once, on the first node"
-    hint = f"--with {INDEPENDENT}: start the script on all ranks"
-    return _one_rank(request), _remarked(context, Finding("ray-cluster", "note", text, hint))
-
-
-def _remarked(context: PlanningContext, finding: Finding) -> PlanningContext:
-    return msgspec.structs.replace(context, remarks=(*context.remarks, finding))
+        found = Finding("ray-per-rank", "warning", text, "leave it out: windlass starts one Ray over all nodes")
+    else:
+        text = f"{request.command[0]} starts Ray: one Ray over all nodes, and the script runs once, on the first node"
+        found = Finding("ray-cluster", "note", text, f"--with {INDEPENDENT}: start the script on all ranks")
+        request = _one_rank(request)
+    return request, msgspec.structs.replace(context, remarks=(*context.remarks, found))
 
 
 def _one_rank(request: Request) -> Request:

@@ -310,12 +310,10 @@ def _ray(plan: Plan, explain: bool) -> list[str]:
     if ray is None:
         return []
     reason = f"   {ray.because}  [{ray.origin.text()}]" if explain else ""
-    size = f"{counted(ray.cpus, 'core')}" if ray.cpus else "the cores of its rank"
-    devices = "its devices" if ray.devices is None else counted(ray.devices, "device")
+    cores, devices = ray.cpus or "its", "its" if ray.devices is None else ray.devices
     return [
-        f"a head on the first node, a worker on each other node: {size} and {devices} per node{reason}",
+        f"a head on the first node, a worker on each other node, with {cores} cores and {devices} devices{reason}",
         f"started by {ray.python}; the command runs once, on the first node, with RAY_ADDRESS and a token",
-        "the dashboard listens on 127.0.0.1 of the first node; Ray's files and processes go with the run",
     ]
 
 

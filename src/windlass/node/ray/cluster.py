@@ -37,21 +37,21 @@ from windlass.node.sys.reading import read_bytes, read_text
 from windlass.node.wire.accept import Acceptor
 from windlass.node.wire.proof import Channel, Identity
 
+# Exit code if the command was never started: the same as the rank script's.
 CANNOT_START = 70
-"""Exit code if the command was never started: the same as the rank script's."""
 RAY_DIED = 71
 LOOPBACK = "127.0.0.1"
 _FOLDER = "windlass-ray-"
 _MARK = "WINDLASS_RAY"
+# `ray start` writes this file to its folder when the node is up.
 _UP_FILE = "ray_current_cluster"
-"""`ray start` writes this file to its folder when the node is up."""
+# Longer names would make the paths of Ray's sockets longer than the kernel allows (107 bytes).
 _MAX_FOLDER = 38
-"""Longer names would make the paths of Ray's sockets longer than the kernel allows (107 bytes)."""
 _START_S = 240.0
 _JOIN_S = 300.0
 _END_S = 15.0
+# How long a rank waits for the launcher to end the run after another rank failed, so that it does not fail first.
 _LINGER_S = 5.0
-"""How long a rank waits for the launcher to end the run after another rank failed, so that it does not fail first."""
 _POLL_S = 0.1
 _STOPS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _FOR_COMMAND = (signal.SIGUSR1, signal.SIGUSR2)
@@ -65,19 +65,19 @@ class Place(NamedTuple):
     """This node in the cluster, from the command line."""
 
     node: int
+    # The head's, by the name on the fabric.
     address: str
-    """The head's, by the name on the fabric."""
     port: int
+    # The folder of this node for temporary files.
     root: str
-    """The folder of this node for temporary files."""
     nodes: int
+    # 0: all that this process may use.
     cpus: int
-    """0: all that this process may use."""
+    # None: Ray looks.
     devices: int | None
-    """None: Ray looks."""
     run_id: str
+    # Only this process receives the signals of the launcher.
     forwards: bool
-    """Only this process receives the signals of the launcher."""
 
 
 def main(argv: list[str]) -> int:

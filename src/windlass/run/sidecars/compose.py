@@ -6,12 +6,12 @@ the agents of a plan as a value (`AgentsSpec`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from windlass.agents.start import Agents, AgentsSpec, ServiceSpec
 from windlass.base.settings import read_settings
-from windlass.errors import DeadlineError, MachineError, UsageError
+from windlass.errors import UsageError
 from windlass.model.plan import Plan
 from windlass.plan.agents import agents_step
 from windlass.plan.cache import agents_folder
@@ -19,7 +19,6 @@ from windlass.plan.render.rank_script import MPS_FOLDER
 from windlass.plan.render.variables import JobFacts
 from windlass.run.execute import Sidecar
 from windlass.run.folder import RunFolder
-from windlass.run.output import OutputView
 from windlass.run.planning import Run
 from windlass.run.rendezvous import host_addresses, named_hosts
 from windlass.run.sidecars.cache_service import CacheSidecar, cache_service
@@ -56,44 +55,6 @@ class Sidecars:
     heartbeat: HeartbeatSidecar | None = None
 
 
-class MpsSidecar:
-    """`run.execute.Sidecar`: NVIDIA's MPS on every node, next to an `inner` sidecar of the same agents."""
-
-    def __init__(self, agents: Agents, inner: Sidecar | None, view: OutputView, hosts: tuple[str, ...]) -> None:
-        self._agents = agents
-        self._inner = inner
-        self._view = view
-        self._hosts = hosts
-        self._told = 0
-
-    def start(self, stopping: Callable[[], bool]) -> bool:
-        """Start MPS. The run continues without it if the agents cannot start."""
-        if self._inner is not None:
-            return self._inner.start(stopping)
-        try:
-            return self._agents.start(stopping)
-        except (MachineError, DeadlineError) as error:
-            self._view.note(f"windlass: MPS is off, the ranks of a device run in time slices: {error.message}")
-            return True
-
-    def poll(self) -> None:
-        if self._inner is not None:
-            self._inner.poll()
-        else:
-            self._agents.hear()
-        fresh, self._told = self._agents.lines[self._told :], len(self._agents.lines)
-        for line in fresh:
-            if line.get("service") == "mps" and "news" in line:
-                self._view.note(f"windlass: {self._hosts[line['node']]}: {line['news']}")
-
-    def stop(self) -> None:
-        if self._inner is not None:
-            self._inner.stop()
-        else:
-            self._agents.stop()
-        self.poll()
-
-
 def compose_sidecars(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> Sidecars:
     """Create the sidecars that the plan of a run names. All of them share the agents."""
     plan, folder, view = run.plan, run.folder, run.view
@@ -101,16 +62,14 @@ def compose_sidecars(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> Sidec
         return Sidecars()
     agents = run_agents(plan, folder, facts, hosts, run.environ)
     whole: Sidecar | None = None
-    heartbeat = None
+    heartbeat: HeartbeatSidecar | None = None
     if plan.cache is not None:
         whole = CacheSidecar(agents, folder, view, hosts, quiet=run.quiet)
-    if "heartbeat" in plan.agents.services:
+    if {"heartbeat", "mps"} & {*plan.agents.services}:
         whole = heartbeat = HeartbeatSidecar(agents, whole, plan, folder, view, hosts)
     if "sampler" in plan.agents.services:
         whole = SamplerSidecar(agents, whole, plan, folder, view, hosts, quiet=run.quiet)
-    if "mps" in plan.agents.services:
-        whole = MpsSidecar(agents, whole, view, hosts)
-    return Sidecars(whole=whole, heartbeat=heartbeat)
+    return Sidecars(whole=whole, heartbeat=heartbeat if "heartbeat" in plan.agents.services else None)
 
 
 def run_sidecar(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> Sidecar | None:

@@ -1,4 +1,7 @@
-"""The heartbeat service of a supervised run: the settings for every node, and the reports of all nodes."""
+"""The heartbeat service of a supervised run: the settings for every node, and the reports of all nodes.
+
+The sidecar also passes on the messages of NVIDIA's MPS, which needs nothing else during the run.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,7 @@ class HeartbeatSidecar:
         except (MachineError, DeadlineError) as error:
             if self._cache is not None:
                 raise
-            self._view.note(f"windlass: nobody watches on the nodes, going on without: {error.message}")
+            self._view.note(f"windlass: the agents did not start, going on without them: {error.message}")
             return True
 
     def poll(self) -> None:
@@ -110,6 +113,8 @@ class HeartbeatSidecar:
         for line in fresh:
             if line.get("service") == HEARTBEAT and "news" in line:
                 self._take(self._host(line), json.loads(line["news"]))
+            elif line.get("service") == "mps" and "news" in line:
+                self._view.note(f"windlass: {self._host(line)}: {line['news']}")
             elif "agent" in line and self._cache is None:
                 self._view.note(f"windlass: the agent on {self._host(line)} {line['agent']}")
         self._look_for_lost()
