@@ -6,12 +6,13 @@ as short as planning needs them. `stand_on` makes a machine of one: only the edg
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from windlass.model.topology import Core, Topology
@@ -44,11 +45,12 @@ def stand_on(place: str, site: str, folder: Path, monkeypatch: pytest.MonkeyPatc
         (programs / name).chmod(0o755)
     node = load_site(site).file
     topology = topology_from_spec(node.node, node.devices) if place == "compute" else OFFICE
-    monkeypatch.setattr(
-        detect,
-        "gather_evidence",
-        functools.partial(evidence.gather_evidence, hostname=seen["hostname"], arch=seen["arch"], root=root),
-    )
+
+    def gathered(**values: Any) -> evidence.Evidence:
+        found = evidence.gather_evidence(hostname=seen["hostname"], root=root, **values)
+        return msgspec.structs.replace(found, arch=seen["arch"])
+
+    monkeypatch.setattr(detect, "gather_evidence", gathered)
     monkeypatch.setattr(socket, "gethostname", lambda: seen["hostname"])
     monkeypatch.setattr(context, "probe_topology", lambda **_: topology)
     variables = {name: value.replace("ROOT", str(root)) for name, value in seen["environ"].items()}

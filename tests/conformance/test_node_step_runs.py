@@ -141,7 +141,7 @@ def test_a_step_that_takes_too_long_is_ended_and_what_it_said_counts(place: Mach
 def start(place: Machine, folder: RunFolder, script: str) -> RunningStep:
     environ = {**place.env, "STANDIN_GRACE": "30"}
     return start_node_step(
-        step(place), ("sh", "-c", script), environ=environ, folder=folder, out="step.out", log="step.log"
+        step(place), ("sh", "-c", script), environ=environ, folder=folder, files=("step.out", "step.log")
     )
 
 
@@ -171,7 +171,7 @@ def test_a_launcher_that_is_not_there_is_a_sentence(place: Machine, folder: RunF
     if not made.arguments or made.arguments[0].words[0] != "/no/such/launcher":
         pytest.skip("started by another program")
     with pytest.raises(MachineError, match="cannot start /no/such/launcher"):
-        start_node_step(made, ("true",), environ=place.env, folder=folder, out="step.out", log="step.log")
+        start_node_step(made, ("true",), environ=place.env, folder=folder, files=("step.out", "step.log"))
 
 
 def test_brokers_are_found_by_their_hosts_in_the_order_of_the_hosts() -> None:

@@ -136,8 +136,7 @@ class Agents:
             self._program(),
             environ=self._environ,
             folder=self._folder,
-            out=OUT_FILE,
-            log=LOG_FILE,
+            files=(OUT_FILE, LOG_FILE),
             detached=detached,
         )
         try:
@@ -199,7 +198,7 @@ class Agents:
             if len(up) == len(self._spec.hosts):
                 return True
             if ended is not None:
-                raise MachineError(f"the agents ended with code {ended}: {self._log_end()}", hint=self._hint())
+                raise MachineError(f"the agents ended with code {ended}: {_log_end(self._folder)}", hint=self._hint())
             if stopping():
                 return False
             if time.monotonic() > deadline:
@@ -223,12 +222,6 @@ class Agents:
 
     def _hint(self) -> str:
         return f"its words are in {self._folder.part(LOG_FILE)} and {OUT_FILE}; the run works without --cache too"
-
-    def _log_end(self) -> str:
-        with contextlib.suppress(OSError):
-            lines = read_tail(self._folder.part(LOG_FILE), 1 << 16).decode(errors="replace").strip().splitlines()
-            return " | ".join(lines[-3:]) or "no message"
-        return "no log"
 
     def hear(self) -> None:
         """Read the new messages of the agents into `lines` and `streamed`."""
@@ -278,3 +271,10 @@ class Agents:
     def ended(self, service: str) -> dict[int, dict[str, Any]]:
         """The last figures of a service, by node."""
         return {line["node"]: line["ended"].get(service, {}) for line in self.lines if "ended" in line}
+
+
+def _log_end(folder: RunFolder) -> str:
+    with contextlib.suppress(OSError):
+        lines = read_tail(folder.part(LOG_FILE), 1 << 16).decode(errors="replace").strip().splitlines()
+        return " | ".join(lines[-3:]) or "no message"
+    return "no log"

@@ -64,20 +64,20 @@ def start_node_step(
     *,
     environ: Mapping[str, str],
     folder: RunFolder,
-    out: str,
-    log: str,
+    files: tuple[str, str],
     detached: bool = False,
 ) -> RunningStep:
     """Start the program on every node and return.
 
-    `out` and `log` are files of the folder, for the program's output and for the error output of the program and the
+    `files` are two files of the folder, for the program's output and for the error output of the program and the
     launcher. Unless `detached`, the program ends when this process ends for any reason. Raises `MachineError` if the
     launcher cannot be started.
     """
     argv = (*_launch_argv(step, folder, environ), *program)
     holds = step.follows_stdin and not detached
     explained = os_errors(f"start {argv[0]}", hint="is it installed here, and is a module missing?")
-    with _opened(folder.part(out)) as out_file, _opened(folder.part(log)) as log_file, explained:
+    out, log = map(folder.part, files)
+    with _opened(out) as out_file, _opened(log) as log_file, explained:
         child = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE if holds else subprocess.DEVNULL,

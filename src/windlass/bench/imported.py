@@ -16,7 +16,7 @@ import msgspec
 
 from windlass.bench.collectives.rows import bandwidths, wrong_remarks
 from windlass.bench.measure import Figure
-from windlass.bench.nccl_table import HEADING, parse_text
+from windlass.bench.nccl_table import HEADING, Text, parse_text
 from windlass.bench.record import BenchRecord, Measurement, Where, new_record
 from windlass.errors import ConfigError, UsageError
 
@@ -87,9 +87,7 @@ def _nccl_text(text: str, known: Known, where: str) -> BenchRecord:
                 _row({**told, "placement": half.placement}, half.time_us, half.wrong, ranks, known.nodes)
                 for half in row.halves
             ]
-    hosts = list(dict.fromkeys(host for host, _ in found.seats.values()))
-    device = known.device or next((name for _, name in found.seats.values() if name), "")
-    return _record(rows, known, hosts, device, found.library, where, cut=found.cut)
+    return _record(rows, known, where, found)
 
 
 def _first(options: str) -> str:
@@ -194,17 +192,18 @@ def _oneccl_text(text: str, known: Known, where: str) -> BenchRecord:
                 )
             size, count = int(fields[0]), int(fields[1]) if with_count else int(fields[0]) // 4
             average = float(fields[5 if with_count else 4])
-            rows.append(_ccl_row(op, size, count, dtype, average, ranks, known.nodes))
+            told = _ccl_labels(op, size, count, dtype, ranks)
+            rows.append(_row(told, average, None, ranks, known.nodes))
     if not rows:
         raise ConfigError(
             f"{where}: no result line of the oneCCL benchmark in it", hint="give its whole output, with the table"
         )
-    return _record(rows, known, [], known.device or "", {"library": "oneCCL"}, where)
+    return _record(rows, known, where, Text(tables=(), seats={}, library={"library": "oneCCL"}, cut=False))
 
 
-def _ccl_row(op: str, size: int, count: int, dtype: str, time_us: float, ranks: int, nodes: int | None) -> Measurement:
+def _ccl_labels(op: str, size: int, count: int, dtype: str, ranks: int) -> dict[str, Any]:
     reduces, rooted = op in {"all_reduce", "reduce", "reduce_scatter"}, op in {"broadcast", "reduce"}
-    told = {
+    return {
         "op": op,
         "bytes": size * ranks if op in _PER_RANK else size,
         "count": count,
@@ -213,19 +212,11 @@ def _ccl_row(op: str, size: int, count: int, dtype: str, time_us: float, ranks: 
         "root": 0 if rooted else -1,
         "placement": "out-of-place",
     }
-    return _row(told, time_us, None, ranks, nodes)
 
 
-def _record(
-    rows: list[Measurement],
-    known: Known,
-    hosts: list[str],
-    device: str,
-    software: dict[str, Any],
-    where: str,
-    *,
-    cut: bool = False,
-) -> BenchRecord:
+def _record(rows: list[Measurement], known: Known, where: str, text: Text) -> BenchRecord:
+    hosts = list(dict.fromkeys(host for host, _ in text.seats.values()))
+    device = known.device or next((name for _, name in text.seats.values() if name), "")
     moved = [row for row in rows if row.labels["bytes"]]
     if not moved:
         raise ConfigError(f"{where}: every result is of 0 bytes", hint="measure larger sizes (-b, -e)")
@@ -236,14 +227,14 @@ def _record(
     remarks = wrong_remarks(together)
     if ranks == 1:
         remarks.append("one rank: nothing crossed a link. Several processes need nccl-tests built with MPI=1")
-    if cut:
+    if text.cut:
         remarks.append("the program did not print its end: it was stopped, or the text was cut")
     return new_record(
         "collectives",
-        complete=not cut,
+        complete=not text.cut,
         where=Where(nodes=nodes, ranks_per_node=max(1, ranks // nodes), hosts=",".join(hosts)),
         device={"name": device} if device else {},
-        software=software,
+        software=text.library,
         rows=together,
         skipped=("sizes of 0 bytes: nothing was moved",) if len(moved) < len(rows) else (),
         remarks=tuple(remarks),

@@ -9,7 +9,7 @@ from typing import Any
 from windlass.node.sys import messages as frames
 
 
-class MessageWriter:
+class ResultWriter:
     """Send each message at once, so that an interrupt does not lose earlier measurements."""
 
     def __init__(self, out: int = 1) -> None:
@@ -20,7 +20,7 @@ class MessageWriter:
         self._writer.send(kind=kind, **values)
 
 
-class MessageReader(frames.MessageReader):
+class ResultReader(frames.MessageReader):
     """Read the messages of one rank."""
 
     def read_line(self, line: str) -> dict[str, Any] | None:
@@ -30,10 +30,10 @@ class MessageReader(frames.MessageReader):
 
 def messages(lines: Iterable[tuple[int, str]]) -> list[tuple[int, dict[str, Any]]]:
     """Return all messages in the output of several ranks, as (rank, message), in the order of completion."""
-    readers: dict[int, MessageReader] = {}
+    readers: dict[int, ResultReader] = {}
     found = []
     for rank, text in lines:
-        message = readers.setdefault(rank, MessageReader()).read_line(text)
+        message = readers.setdefault(rank, ResultReader()).read_line(text)
         if message is not None:
             found.append((rank, message))
     return found

@@ -51,7 +51,7 @@ class Row:
 
 
 @dataclass(kw_only=True, slots=True)
-class Table:
+class ParsedTable:
     """The rows under one heading. `program` is the collective from the lines before it, for example `all_reduce`."""
 
     program: str | None
@@ -62,7 +62,7 @@ class Table:
 class Text:
     """The complete output. `seats` holds host and device by rank, and is empty if they are not printed."""
 
-    tables: tuple[Table, ...]
+    tables: tuple[ParsedTable, ...]
     seats: dict[int, tuple[str, str]]
     library: dict[str, str]
     cut: bool
@@ -79,7 +79,7 @@ class _Columns:
 
 def parse_text(text: str, where: str) -> Text:
     """Parse the text. Raises `ConfigError` if there is no result, or a line that cannot be right."""
-    tables: list[Table] = []
+    tables: list[ParsedTable] = []
     seats: dict[int, tuple[str, str]] = {}
     library: dict[str, str] = {}
     columns, program, cut = None, None, False
@@ -94,7 +94,7 @@ def parse_text(text: str, where: str) -> Text:
             library.setdefault(match[1].lower(), match[2])
         elif HEADING.match(line):
             columns = _columns(line, f"{where}, line {number}")
-            tables.append(Table(program=program))
+            tables.append(ParsedTable(program=program))
         elif columns is not None and _like_row(line):
             row = _row(line, columns)
             if isinstance(row, Row):

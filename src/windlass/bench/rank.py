@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 import windlass
-from windlass.bench.messages import MessageWriter
+from windlass.bench.messages import ResultWriter
 from windlass.errors import MachineError, WindlassError
 
 # Variables that influence the speed of collectives and threads. All others are omitted, because an environment can
@@ -106,7 +106,7 @@ def run_program(program: str, values: dict[str, Any]) -> int:
         return guarded(_without_torch)
 
 
-def _without_torch(_: MessageWriter) -> None:
+def _without_torch(_: ResultWriter) -> None:
     raise MachineError(
         f"{sys.executable} has no torch, which this benchmark measures",
         hint=f"install it there ({sys.executable} -m pip install torch), or name an interpreter that has it with "
@@ -114,9 +114,9 @@ def _without_torch(_: MessageWriter) -> None:
     )
 
 
-def guarded(work: Callable[[MessageWriter], None]) -> int:
+def guarded(work: Callable[[ResultWriter], None]) -> int:
     """Run a rank's work. Send an expected failure as a message and return its exit code."""
-    out = MessageWriter()
+    out = ResultWriter()
     try:
         work(out)
     except WindlassError as error:

@@ -18,7 +18,7 @@ import windlass
 from windlass import api
 from windlass.agents.ship import tree_bytes
 from windlass.base.procs.command import run_command
-from windlass.bench.messages import MessageReader, messages
+from windlass.bench.messages import ResultReader, messages
 from windlass.bench.options import as_values
 from windlass.bench.record import BenchRecord, Measurement, RankLocation, Where, new_record
 from windlass.errors import MachineError, WindlassError
@@ -43,7 +43,7 @@ class BenchView(OutputView):
     def __init__(self, err: TextIO, progress: Progress) -> None:
         super().__init__(frozenset({0}), err, err)
         self._progress = progress
-        self._reader = MessageReader()
+        self._reader = ResultReader()
         self._held: list[str] = []
 
     def shows(self, rank: int | None) -> bool:

@@ -104,7 +104,7 @@ class _Parser(argparse.ArgumentParser):
             hint = f"did you mean {close}? " if close else ""
         self.print_usage(sys.stderr)
         text = f"{self.prog}: error: {message}\n  hint: {hint}`{self.prog} --help` tells its options, with examples"
-        self.exit(2, for_stream(text, sys.stderr, current_environ()) + "\n")
+        self.exit(2, for_stream(text, sys.stderr) + "\n")
 
     def format_help(self) -> str:
         """The help without rare options. If there are rare options, the help has no sections."""
@@ -127,9 +127,8 @@ class _Parser(argparse.ArgumentParser):
 
     def print_help(self, file: Any = None) -> None:
         stream = file or sys.stdout
-        environ = current_environ()
-        plain = width_of(stream, environ, pipe=True) is None
-        print(for_stream(self.format_help(), stream, environ, foreign=plain, pipe=True), end="", file=stream)
+        plain = width_of(stream, current_environ(), pipe=True) is None
+        print(for_stream(self.format_help(), stream, foreign=plain, pipe=True), end="", file=stream)
 
 
 def take_shared(
@@ -253,7 +252,6 @@ def _as_shown(result: Result) -> str:
     return for_stream(
         result.text,
         sys.stdout,
-        current_environ(),
         own_colours=result.coloured,
         foreign=result.foreign,
         verbatim=result.verbatim,

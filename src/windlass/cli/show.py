@@ -6,7 +6,7 @@ Also the progress line of the running command.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
@@ -63,7 +63,6 @@ class Result:
 def for_stream(
     text: str,
     stream: TextIO,
-    environ: Mapping[str, str],
     *,
     own_colours: bool = False,
     foreign: bool = False,
@@ -75,7 +74,7 @@ def for_stream(
     `own_colours`: the text already contains colours. `foreign`: the text comes from another source and is not coloured
     or folded. `verbatim`: lines that are not folded. `pipe`: COLUMNS also applies to a pipe.
     """
-    live = stream.isatty()
+    live, environ = stream.isatty(), current_environ()
     if live:
         text = for_terminal(text, coloured=own_colours)
     if foreign:
@@ -88,4 +87,4 @@ def for_stream(
 def say(text: str) -> None:
     """Print a message to standard error, in addition to the result of a command."""
     clear()
-    print(for_stream(text, sys.stderr, current_environ()), file=sys.stderr, flush=True)
+    print(for_stream(text, sys.stderr), file=sys.stderr, flush=True)

@@ -150,13 +150,12 @@ def _binding(request: Request, site: Site, topology: Topology, shape: Shape) -> 
         spec,
         site.file.devices,
         ranks_per_node=shape.ranks_per_node,
-        ranks_per_device=request.ranks_per_device,
         mode=shape.devices,
-        unit=request.device_unit,
         cpu_bind=_cpu_bind(request, site, shape),
         with_agent=needs_agents(request),
-        origin=site.origin_of("binding"),
     )
+    origin = site.origin_of("binding")
+    asked = replace(asked, ranks_per_device=request.ranks_per_device, device_unit=request.device_unit, origin=origin)
     if request.gpus_per_node == 0:  # cores that a site sets aside for communication with devices
         asked = replace(asked, comm_cpus=())
     made = bind(topology, asked)

@@ -168,13 +168,10 @@ class LauncherJob(StartedJob):
         if code is not None:
             self.done, self.code = True, code
             self.failing = self.failing or code != 0 or (self._carried and any_failed(self.folder.path))
-        elif not self.failing and self.plan.parent and (self._carried or self._ends_others):
-            self._look_for_failed_rank()
-
-    @property
-    def _ends_others(self) -> bool:
-        """Return whether we end the ranks when one fails: the launcher would not, or would not wait for them."""
-        return not self.launcher.ends_others or self.launcher.hurries
+        elif not self.failing and self.plan.parent:
+            leaves_others = not self.launcher.ends_others or self.launcher.hurries
+            if self._carried or leaves_others:  # the launcher would not end the others, or would not wait for them
+                self._look_for_failed_rank()
 
     def _look_for_failed_rank(self) -> None:
         """End the other ranks when one fails, if the launcher leaves them running. The ranks report the failure."""
@@ -203,7 +200,9 @@ class LauncherJob(StartedJob):
         would not wait for ranks that save their state, the rank scripts forward the signal instead. This needs all
         ranks to be up, but before that they have nothing to save.
         """
-        if self._child and self.launcher.hurries and not self.failing and self._all_up():
+        seats = self.folder.part("where")
+        all_up = self.launcher.hurries and len(read_seats(seats)) >= self.plan.world_size
+        if self._child and all_up and not self.failing:
             self._carry(signal.SIGTERM)
         elif self._child and not self._send(signal.SIGTERM):
             signal_group(self._child, signal.SIGTERM)
@@ -236,9 +235,6 @@ class LauncherJob(StartedJob):
         self.folder.write(SIGNAL_FILE, sig.name.removeprefix("SIG") + "\n")
         self._carried = self._carried or sig in {signal.SIGTERM, signal.SIGUSR2}
         self._child.send_signal(self.launcher.carrier)
-
-    def _all_up(self) -> bool:
-        return len(read_seats(self.folder.part("where"))) >= self.plan.world_size
 
     def kill(self) -> None:
         if self._child:

@@ -95,9 +95,8 @@ def detect_site(
         variables=[name for signs in catalog for name in signs.detect.variables],
         paths=[path for signs in catalog for path in signs.detect.files],
         ask_scheduler=ask_scheduler,
-        vendor=vendor,
     )
-    return detect(evidence, catalog)
+    return detect(msgspec.structs.replace(evidence, vendor=vendor), catalog)
 
 
 def catalog_signs(folders: ConfigFolders = NO_FOLDERS) -> tuple[Signs, ...]:

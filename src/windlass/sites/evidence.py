@@ -61,11 +61,8 @@ def gather_evidence(
     variables: Iterable[str] = (),
     paths: Iterable[str] = (),
     hostname: str | None = None,
-    arch: str | None = None,
     root: Path = Path("/"),
-    deadline_s: float = 1.0,
     ask_scheduler: bool = False,
-    vendor: str | None = None,
 ) -> Evidence:
     """Gather the evidence. `variables` and `paths` are those that the catalog's sites look for.
 
@@ -83,15 +80,14 @@ def gather_evidence(
         cluster_name=name,
         cluster_where=name_where if name else "",
         variables={key: environ[key] for key in sorted(set(variables)) if environ.get(key)},
-        files=existing(paths, root=root, deadline_s=deadline_s),
+        files=existing(paths, root=root),
         schedulers=schedulers,
         job=job,
-        arch=os.uname().machine if arch is None else arch,
-        vendor=vendor,
+        arch=os.uname().machine,
     )
 
 
-def existing(paths: Iterable[str], *, root: Path = Path("/"), deadline_s: float) -> tuple[str, ...]:
+def existing(paths: Iterable[str], *, root: Path = Path("/"), deadline_s: float = 1.0) -> tuple[str, ...]:
     """Those of `paths` that exist, as far as the file systems answer within the deadline."""
     wanted = sorted(set(paths))
     found: list[str] = []

@@ -121,7 +121,7 @@ def _merge_table(merged: Merged, target: Table, path: str, data: Mapping[str, An
         if where == "containers":
             _merge_containers(merged, target, value, layer)
         elif where in _NAMED_LISTS:
-            _merge_named(merged, target, key, where, value, layer)
+            _merge_named(merged, target, where, value, layer)
         elif isinstance(value, Mapping):
             if value.get("source"):
                 merged.origins[where] = origin_for(layer, value["source"])
@@ -134,13 +134,13 @@ def _merge_table(merged: Merged, target: Table, path: str, data: Mapping[str, An
 
 
 def _merge_named(
-    merged: Merged, target: Table, key: str, where: str, items: Sequence[Table], layer: Layer, prefix: str = ""
+    merged: Merged, target: Table, where: str, items: Sequence[Table], layer: Layer, prefix: str = ""
 ) -> None:
     """Merge a list of named things.
 
     `where` names the list. `prefix` is the path under which the origins are stored, if it differs (containers).
     """
-    name_of = _NAMED_LISTS[where]
+    key, name_of = where.rpartition(".")[2], _NAMED_LISTS[where]
     names = {name_of(item) for item in items}
     kept = [item for item in target.get(key, ()) if name_of(item) not in names]
     own = [_with_origin(item, where, layer) for item in items]
@@ -178,7 +178,7 @@ def _merge_containers(merged: Merged, target: Table, items: Sequence[Table], lay
             where = f"containers.{key}"
             here = f"containers.{runtime}.{key}"
             if where in _NAMED_LISTS:
-                _merge_named(merged, mine, key, where, value, layer, prefix=here)
+                _merge_named(merged, mine, where, value, layer, prefix=here)
             elif isinstance(value, Mapping):
                 mine[key] = {**mine.get(key, {}), **value}
                 merged.origins[here] = origin
@@ -202,7 +202,7 @@ def _drop(merged: Merged, layer: Layer) -> None:
         else:
             lists = ("settings", "containers.settings")
         for where in lists:
-            name_of = _NAMED_LISTS[where]
+            key, name_of = where.rpartition(".")[2], _NAMED_LISTS[where]
             table, _, key = where.rpartition(".")
             for holder in _holders(merged.data, table):
                 items = holder.get(key, ())

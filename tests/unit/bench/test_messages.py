@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windlass.bench.messages import MessageReader, MessageWriter, messages
+from windlass.bench.messages import ResultReader, ResultWriter, messages
 from windlass.node.sys.messages import MARK, message_lines
 
 _values = st.recursive(
@@ -25,7 +25,7 @@ _values = st.recursive(
 def test_any_message_survives_being_cut_into_lines(content: dict[str, Any]) -> None:
     lines = message_lines(3, "a", {"content": content, "kind": "row"})
     assert all("\n" not in line for line in lines)
-    reader = MessageReader()
+    reader = ResultReader()
     heard = [reader.read_line(line) for line in lines]
     assert heard[:-1] == [None] * (len(lines) - 1)
     assert heard[-1] == {"content": content, "kind": "row"}
@@ -42,7 +42,7 @@ def test_messages_of_several_ranks_are_told_apart_though_their_lines_mix() -> No
     sent: list[list[str]] = []
     for rank in range(2):
         read, write = os.pipe()
-        MessageWriter(write).send("steps", rank=rank, step_s=steps[rank])
+        ResultWriter(write).send("steps", rank=rank, step_s=steps[rank])
         os.close(write)
         with os.fdopen(read) as out:
             sent.append(out.read().splitlines())
@@ -69,4 +69,4 @@ def test_torn_and_foreign_lines_are_passed_over() -> None:
 
 def test_a_mark_behind_a_label_of_the_launcher_is_found() -> None:
     (line,) = message_lines(0, "a", {"kind": "end"})
-    assert MessageReader().read_line(f"[0] {line}") == {"kind": "end"}
+    assert ResultReader().read_line(f"[0] {line}") == {"kind": "end"}

@@ -257,10 +257,10 @@ def test_a_slow_shared_file_system_is_asked_for_many_names_at_a_time() -> None:
 def test_a_file_system_is_slow_where_the_quickest_look_is(tmp_path: Path) -> None:
     source = source_of(tmp_path)
     for seconds in (0.0001, 0.01, 0.01, 0.01, 0.01):
-        source._note_look(seconds)
+        source._looks.append(seconds)
     assert not source.is_slow, "a busy processor makes some looks slow"
     for _ in range(16):
-        source._note_look(0.001)
+        source._looks.append(0.001)
     assert source.is_slow
 
 

@@ -225,7 +225,6 @@ def test_evidence_is_read_from_files_and_variables_of_the_machine(tmp_path: Path
         variables=["A", "B", "C"],
         paths=["/lustre/orion", "/lus/flare"],
         hostname="node1.example.org",
-        arch="x86_64",
         root=tmp_path,
     )
     assert seen.hostname == "node1"

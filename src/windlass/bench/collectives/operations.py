@@ -23,7 +23,7 @@ _BLOCK = _PERIOD << 19
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class Buffers:
     """The inputs of one measurement: the ranks, the reduction, and two buffers of `count` elements."""
 
     rank: int
@@ -107,7 +107,7 @@ def count_wrong(tensor: Any, table: list[float], ranks: int) -> int:
     return wrong
 
 
-def make_operation(op: str, placement: Placement, s: Setting) -> Operation | None:
+def make_operation(op: str, placement: Placement, s: Buffers) -> Operation | None:
     """Return the collective on these buffers, or None if it has no such placement."""
     makers = {
         "all_reduce": _all_reduce,
@@ -132,7 +132,7 @@ def reduction(redop: str) -> Any:
     return getattr(dist.ReduceOp, names[redop])
 
 
-def _all_reduce(s: Setting, in_place: bool) -> Operation:
+def _all_reduce(s: Buffers, in_place: bool) -> Operation:
     import torch.distributed as dist
 
     op = reduction(s.redop)
@@ -149,7 +149,7 @@ def _all_reduce(s: Setting, in_place: bool) -> Operation:
     )
 
 
-def _reduce(s: Setting, in_place: bool) -> Operation:
+def _reduce(s: Buffers, in_place: bool) -> Operation:
     import torch.distributed as dist
 
     op = reduction(s.redop)
@@ -166,7 +166,7 @@ def _reduce(s: Setting, in_place: bool) -> Operation:
     )
 
 
-def _broadcast(s: Setting, in_place: bool) -> Operation:
+def _broadcast(s: Buffers, in_place: bool) -> Operation:
     import torch.distributed as dist
 
     def call() -> None:
@@ -185,7 +185,7 @@ def _parts(tensor: Any, ranks: int) -> list[Any]:
     return list(tensor.chunk(ranks))
 
 
-def _wrong_gathered(s: Setting) -> int:
+def _wrong_gathered(s: Buffers) -> int:
     """Count wrong elements after a gather. Part r holds the five values of rank r from the beginning."""
     return sum(
         count_wrong(part, [float(v) for v in values(rank, 0)], s.ranks)
@@ -193,7 +193,7 @@ def _wrong_gathered(s: Setting) -> int:
     )
 
 
-def _all_gather(s: Setting, in_place: bool) -> Operation:
+def _all_gather(s: Buffers, in_place: bool) -> Operation:
     import torch.distributed as dist
 
     mine = _parts(s.recv if in_place else s.send, s.ranks)[s.rank if in_place else 0]
@@ -204,7 +204,7 @@ def _all_gather(s: Setting, in_place: bool) -> Operation:
     )
 
 
-def _reduce_scatter(s: Setting, in_place: bool) -> Operation:
+def _reduce_scatter(s: Buffers, in_place: bool) -> Operation:
     import torch.distributed as dist
 
     op = reduction(s.redop)
@@ -218,7 +218,7 @@ def _reduce_scatter(s: Setting, in_place: bool) -> Operation:
     )
 
 
-def _all_to_all(s: Setting, in_place: bool) -> Operation | None:
+def _all_to_all(s: Buffers, in_place: bool) -> Operation | None:
     import torch.distributed as dist
 
     if in_place:
@@ -236,7 +236,7 @@ def _all_to_all(s: Setting, in_place: bool) -> Operation | None:
     )
 
 
-def _gather(s: Setting, in_place: bool) -> Operation:
+def _gather(s: Buffers, in_place: bool) -> Operation:
     import torch.distributed as dist
 
     mine = _parts(s.recv if in_place else s.send, s.ranks)[s.rank if in_place else 0]
@@ -248,7 +248,7 @@ def _gather(s: Setting, in_place: bool) -> Operation:
     )
 
 
-def _scatter(s: Setting, in_place: bool) -> Operation:
+def _scatter(s: Buffers, in_place: bool) -> Operation:
     import torch.distributed as dist
 
     whole = s.recv if in_place else s.send
@@ -262,7 +262,7 @@ def _scatter(s: Setting, in_place: bool) -> Operation:
     )
 
 
-def _sendrecv(s: Setting, in_place: bool) -> Operation | None:
+def _sendrecv(s: Buffers, in_place: bool) -> Operation | None:
     """Send from every rank to the next rank, and receive from the previous one."""
     import torch.distributed as dist
 

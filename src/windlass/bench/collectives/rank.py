@@ -9,7 +9,7 @@ from typing import Any
 
 from windlass.bench.collectives import operations
 from windlass.bench.collectives.options import DTYPES, CollectivesOptions, parse_ops
-from windlass.bench.messages import MessageWriter
+from windlass.bench.messages import ResultWriter
 from windlass.bench.options import from_values
 from windlass.bench.rank import World, about_torch, guarded, read_world
 from windlass.bench.sizes import parse_sizes
@@ -43,7 +43,7 @@ class _Bench:
     world: World
     device: Any
     dtype: Any
-    out: MessageWriter
+    out: ResultWriter
 
     @property
     def element_bytes(self) -> int:
@@ -54,7 +54,7 @@ def main(values: dict[str, Any]) -> int:
     return guarded(lambda out: _work(from_values(CollectivesOptions, values), out))
 
 
-def _work(options: CollectivesOptions, out: MessageWriter) -> None:
+def _work(options: CollectivesOptions, out: ResultWriter) -> None:
     import torch
     import torch.distributed as dist
 
@@ -115,8 +115,8 @@ def _try(bench: _Bench, op: str, backend: str) -> None:
         ) from error
 
 
-def _setting(bench: _Bench, send: Any, recv: Any) -> operations.Setting:
-    return operations.Setting(
+def _setting(bench: _Bench, send: Any, recv: Any) -> operations.Buffers:
+    return operations.Buffers(
         rank=bench.world.rank,
         ranks=bench.world.size,
         root=bench.options.root % bench.world.size,

@@ -25,7 +25,7 @@ from typing import Any
 from windlass.base.procs.command import run_command, which
 from windlass.bench.barrier import RankBarrier
 from windlass.bench.io.options import IoOptions
-from windlass.bench.messages import MessageWriter
+from windlass.bench.messages import ResultWriter
 from windlass.bench.options import from_values
 from windlass.bench.rank import World, guarded, read_world
 from windlass.errors import MachineError, WindlassError
@@ -38,7 +38,7 @@ def main(values: dict[str, Any]) -> int:
     return guarded(lambda out: _work(from_values(IoOptions, values), Path(values["folder"]), out))
 
 
-def _work(options: IoOptions, folder: Path, out: MessageWriter) -> None:
+def _work(options: IoOptions, folder: Path, out: ResultWriter) -> None:
     world = read_world()
     signal.signal(signal.SIGTERM, _end_orderly)
     barrier = RankBarrier(world, folder.name)
@@ -87,7 +87,7 @@ def sample_path(number: int) -> Path:
     return Path(f"{number // _PER_FOLDER:04d}") / f"{number:07d}.bin"
 
 
-def make_samples(folder: Path, samples: int, size: int, out: MessageWriter) -> None:
+def make_samples(folder: Path, samples: int, size: int, out: ResultWriter) -> None:
     """Write the tree, the tar and the image. Every sample is different, so that no server can deduplicate them."""
     try:
         folder.mkdir(parents=True)
@@ -115,7 +115,7 @@ def make_samples(folder: Path, samples: int, size: int, out: MessageWriter) -> N
             run_command(argv, timeout_s=_PACK_S)
 
 
-def _measure(reader: _Reader, out: MessageWriter) -> None:
+def _measure(reader: _Reader, out: ResultWriter) -> None:
     """Make two passes, cold and warm, over this rank's share in a random order."""
     options, world = reader.options, reader.world
     workers = options.workers or min(8, len(os.sched_getaffinity(0)))

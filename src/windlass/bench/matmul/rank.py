@@ -7,7 +7,7 @@ from typing import Any
 
 from windlass.bench.matmul.options import MatmulOptions
 from windlass.bench.matmul.product import default_side, measure_matmul
-from windlass.bench.messages import MessageWriter
+from windlass.bench.messages import ResultWriter
 from windlass.bench.options import from_values
 from windlass.bench.rank import about_torch, guarded, read_world
 from windlass.errors import MachineError
@@ -17,7 +17,7 @@ def main(values: dict[str, Any]) -> int:
     return guarded(lambda out: _work(from_values(MatmulOptions, values), out))
 
 
-def _work(options: MatmulOptions, out: MessageWriter) -> None:
+def _work(options: MatmulOptions, out: ResultWriter) -> None:
     from windlass.bench.train.device import find_device
 
     world = read_world()

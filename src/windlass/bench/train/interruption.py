@@ -15,7 +15,7 @@ from windlass.errors import MachineError
 log = logging.getLogger(__name__)
 
 
-class Pace:
+class MessagePace:
     """When to report the measurements so far: after a second, then each time the run is a tenth longer.
 
     Each report costs a wait for the device, and a record as long as the run. So it is not sent after every step.
@@ -38,7 +38,7 @@ def stop_kept(alone: bool, clock: StepClock) -> Iterator[None]:
     """On Ctrl-C, end the measured steps early and keep the completed steps, if there is at least one.
 
     Only for a run of one rank, because other ranks would wait in a collective for the stopped one. Their measurements
-    were reported during the run (see `Pace`).
+    were reported during the run (see `MessagePace`).
     """
     try:
         yield

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from windlass.bench.messages import MessageWriter
+from windlass.bench.messages import ResultWriter
 from windlass.bench.options import from_values
 from windlass.bench.rank import about_torch, guarded, read_world
 from windlass.bench.train.options import LlmOptions, ResNetOptions
@@ -25,7 +25,7 @@ def main(values: dict[str, Any]) -> int:
     return guarded(lambda out: _work(from_values(kind, values), ceiling_s, out))
 
 
-def _work(options: LlmOptions | ResNetOptions, ceiling_s: float, out: MessageWriter) -> None:
+def _work(options: LlmOptions | ResNetOptions, ceiling_s: float, out: ResultWriter) -> None:
     from windlass.bench.train.device import find_device
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
@@ -59,7 +59,7 @@ def train(
     return train_message(loop(options, lambda part: tell(train_message(part))))
 
 
-def _ceiling(precision: str, device: Any, seconds: float, out: MessageWriter) -> None:
+def _ceiling(precision: str, device: Any, seconds: float, out: ResultWriter) -> None:
     """Measure the sustained rate of matrix products in the precision of the step."""
     import torch
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from windlass.bench.rank import World
 from windlass.bench.train import parallel
 from windlass.bench.train.device import Device, StepClock, peak_memory_bytes, synchronize
-from windlass.bench.train.interruption import Pace, stop_kept
+from windlass.bench.train.interruption import MessagePace, stop_kept
 from windlass.bench.train.options import LlmOptions, ResNetOptions
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class MeasuredRun:
                 log.info("warm-up %d/%d", step + 1, options.warmup)
             synchronize(device)
             clock.mark()
-            pace = Pace()
+            pace = MessagePace()
             with stop_kept(self.world.size == 1, clock):
                 for step in range(options.warmup, options.warmup + options.steps):
                     one_step(step)

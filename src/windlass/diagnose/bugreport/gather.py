@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -76,17 +76,15 @@ def write_report(
     *,
     run: str | None,
     out: str | None,
-    doctor: bool = True,
-    logs: bool = True,
+    without: Collection[str] = (),
     tell: Tell = lambda _: None,
-    now: float | None = None,
 ) -> BugReport:
     """Gather the report and write the archive.
 
     `run` is a run folder or its name. None selects the last run, if one exists. `out` is the archive, by default a file
     in the current directory with the time in its name. Raises `UsageError` if the run does not exist or the file cannot
     be written."""
-    path = Path(out or f"{_TOP}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}.tar.gz").expanduser()
+    path = Path(out or f"{_TOP}-{time.strftime('%Y%m%d-%H%M%S', time.localtime())}.tar.gz").expanduser()
     settings, trouble = _settings(environ)
     folder, plan = _run(run, settings)
     given = plan.request.env if plan else ()
@@ -98,7 +96,7 @@ def write_report(
             f"nothing is written: the secrets that {place} keeps, to be left out, cannot be read ({scrub})",
             hint="name another run",
         ) from scrub
-    parts = gather(environ, settings, folder, plan, doctor=doctor, logs=logs, tell=tell)
+    parts = gather(environ, settings, folder, plan, without=without, tell=tell)
     files = {name: scrub.clean(text) for name, text in parts.files.items()}
     left = {name: scrub.clean(why) for name, why in {**trouble, **parts.left}.items()}
     summary = summary_text(files, left)
@@ -139,11 +137,10 @@ def gather(
     folder: RunFolder | None,
     plan: Plan | None,
     *,
-    doctor: bool,
-    logs: bool,
+    without: Collection[str],
     tell: Tell,
 ) -> ReportParts:
-    """All parts. The parts about this machine come first."""
+    """All parts but those `without` names. The parts about this machine come first."""
     parts = ReportParts()
     texts: dict[str, Callable[[], str]] = {
         "version.txt": lambda: version_text(environ),
@@ -164,8 +161,8 @@ def gather(
     if folder is None:
         parts.left["run"] = f"there is none in {settings.runs_dir}"
     else:
-        _add_run(parts, folder, plan, logs)
-    if doctor:
+        _add_run(parts, folder, plan, "logs" not in without)
+    if "doctor" not in without:
         tell("quick checks")
         parts.add("doctor.txt", _doctor_text(environ))
     else:

@@ -16,7 +16,7 @@ import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from windlass.node.cache.config import NodeConfig
@@ -25,7 +25,7 @@ from windlass.node.cache.limits import TokenBucket, fallback_jitter_s
 from windlass.node.cache.listing import Listing
 from windlass.node.cache.source import Source
 from windlass.node.cache.stages import STAGES, thread_figures
-from windlass.node.cache.store import Location, StoreReader, parse_location
+from windlass.node.cache.store import StoreReader, parse_location
 from windlass.node.wire import wire
 from windlass.node.wire.link import Link, Reply, open_local_link
 from windlass.node.wire.proof import NO_NODE, ProtocolError
@@ -45,7 +45,7 @@ class Backend:
     def __init__(self, config: NodeConfig, key: bytes) -> None:
         self._config = config
         self._identity = config.identity(key)._replace(node=NO_NODE)
-        self._store = StoreReader(config.store)
+        self.store = StoreReader(config.store)
         self._source = Source(config.roots, config.chunk_bytes, sparse=config.sparse)
         self._lock = threading.Lock()
         self._listings: OrderedDict[bytes, tuple[Listing, int]] = OrderedDict()
@@ -69,7 +69,16 @@ class Backend:
             if time.monotonic() > deadline:
                 raise TimeoutError("the peer process did not come up at %s" % self._config.socket)
             time.sleep(0.02)
-        threading.Thread(target=self._tell_news, name="news", daemon=True).start()
+
+        def tell_news() -> None:
+            last = ""
+            while not self._closed.wait(_NEWS_EVERY_S):
+                now = json.dumps(self.status())
+                if self._touched or now != last:
+                    last = now
+                    self.send_news()
+
+        threading.Thread(target=tell_news, name="news", daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
@@ -86,12 +95,15 @@ class Backend:
         if held is not None:
             return held[0]
         key = directory_key(path)
-        blob = self._in_hand.get(key) or self._store.read(key)
+        blob = self._in_hand.get(key) or self.store.read(key)
         if blob is None:
             return None
         listing = Listing(blob)
         self.touched(key)
-        self._tell_unasked(key)
+        if key in self._asked:
+            self._asked.discard(key)
+        else:
+            self.will_want(key, 0)
         # Names and their table need about as much memory again as the listing itself, twice as much for short names.
         weight = len(blob) + 150 * len(listing)
         with self._lock:
@@ -101,15 +113,8 @@ class Backend:
                 self._listing_bytes -= self._listings.popitem(last=False)[1][1]
         return listing
 
-    def _tell_unasked(self, key: bytes) -> None:
-        """Tell the peer process that a prefetched directory is in use, so that it fetches what usually follows."""
-        if key in self._asked:
-            self._asked.discard(key)
-        else:
-            self.will_want(key, 0)
-
     def read_into(self, key: bytes, offset: int, target: memoryview) -> int:
-        got = self._store.read_into(key, offset, target)
+        got = self.store.read_into(key, offset, target)
         if got >= 0:
             self.counters["hits"] += 1
             self.counters["hit_bytes"] += got
@@ -120,10 +125,6 @@ class Backend:
         part = data[offset : offset + len(target)]
         target[: len(part)] = part
         return len(part)
-
-    def read_run_into(self, keys: Sequence[bytes], target: memoryview) -> int:
-        """Like `read_into`, for whole contiguous objects. Return -1 if they are not contiguous."""
-        return self._store.read_run_into(keys, target)
 
     def will_want(self, key: bytes, count: int) -> None:
         link = self._link
@@ -152,10 +153,6 @@ class Backend:
         """Subscribe to the arrivals of the peer process's stream. Return False if the peer process is not reachable."""
         link = self._connect()
         return link is not None and bool(link.ask(wire.STREAM, body, arrivals))
-
-    def learn(self, key: bytes, place: Location) -> None:
-        """Record where an object is in the store of the peer process."""
-        self._store.learn(key, place)
 
     def keep_in_hand(self, key: bytes, data: bytes) -> None:
         """Keep an object that did not fit into the store until the call that needs it."""
@@ -207,14 +204,13 @@ class Backend:
             )
         except (OSError, ProtocolError):
             return None
-        self._link.on_news = self._news
+
+        def forget_gone(kind: int, body: bytes) -> None:
+            if kind == wire.GONE:
+                self.store.forget(int.from_bytes(body, "little"))
+
+        self._link.on_news = forget_gone
         return self._link
-
-    def _news(self, kind: int, body: bytes) -> None:
-        if kind == wire.GONE:
-            self._store.forget(int.from_bytes(body, "little"))
-
-    # Messages to the peer process
 
     def status(self) -> dict[str, Any]:
         return {
@@ -224,14 +220,6 @@ class Backend:
             "source_bytes": self._source.bytes,
             **self.extra_status(),
         }
-
-    def _tell_news(self) -> None:
-        last = ""
-        while not self._closed.wait(_NEWS_EVERY_S):
-            now = json.dumps(self.status())
-            if self._touched or now != last:
-                last = now
-                self.send_news()
 
     def send_news(self) -> None:
         """Send the counters and the keys touched since the last call to the peer process."""
@@ -254,7 +242,7 @@ class _FetchReply:
 
     def frame(self, kind: int, body: memoryview) -> bool:
         if kind == wire.HAVE:
-            self._backend.learn(self._key, parse_location(body))
+            self._backend.store.learn(self._key, parse_location(body))
             self._done(None)
         elif kind == wire.OBJECT:
             key, stated, data = wire.parse_object(body)

@@ -48,7 +48,7 @@ class Driver:
 
         Objects read on demand follow through `were_read`, from the threads that read them.
         """
-        trace = self._read_trace()
+        trace = _read_trace(self._config)
         stripes = self._config.stripes
         wanted = [w for w in self._wanted(trace) if stripe_of(_unpinned_key(*w), stripes) == self._stripe]
         self._log.start([_place(*w) for w in wanted])
@@ -93,14 +93,6 @@ class Driver:
     def close(self) -> None:
         if self._read_ahead is not None:
             self._read_ahead.close()
-
-    def _read_trace(self) -> Trace:
-        try:
-            if self._config.trace_in:
-                return read_trace(self._config.trace_in).within(self._config.trace_limit_bytes)
-        except (OSError, BadTraceError) as error:
-            log.warning("no trace is pushed: %s", error)
-        return Trace("", (), ())
 
     def _wanted(self, trace: Trace) -> Iterator[tuple[Touch, int]]:
         for touch in trace.touches:
@@ -217,6 +209,15 @@ class Driver:
             return Listing(outcome.data)
         blob = self._store.read(key)
         return Listing(blob) if blob is not None else None
+
+
+def _read_trace(config: NodeConfig) -> Trace:
+    try:
+        if config.trace_in:
+            return read_trace(config.trace_in).within(config.trace_limit_bytes)
+    except (OSError, BadTraceError) as error:
+        log.warning("no trace is pushed: %s", error)
+    return Trace("", (), ())
 
 
 def _units(wanted: Sequence[tuple[Touch, int]], most: int) -> Iterator[list[tuple[Touch, int]]]:

@@ -105,20 +105,17 @@ class Server:
         self.ready = threading.Event()
         view.on_touch = backend.touched
         table: dict[int, Callable[[int, bytes, memoryview], bytes | memoryview | None]] = {
-            LOOKUP: self._lookup,
-            GETATTR: self._getattr,
-            READLINK: self._readlink,
+            LOOKUP: lambda ident, body, buffer: view.lookup(ident, body[:-1]),
+            GETATTR: lambda ident, body, buffer: view.getattr(ident),
+            READLINK: lambda ident, body, buffer: view.readlink(ident),
             READ: self._read,
-            READDIR: self._readdir,
-            READDIRPLUS: self._readdirplus,
+            READDIR: lambda ident, body, buffer: _names(view, ident, body, plus=False),
+            READDIRPLUS: lambda ident, body, buffer: _names(view, ident, body, plus=True),
             STATFS: lambda ident, body, buffer: statfs_reply(),
             INIT: self._init,
             OPEN: self._open,
             OPENDIR: self._opendir,
-            RELEASE: lambda ident, body, buffer: b"",
-            RELEASEDIR: lambda ident, body, buffer: b"",
-            ACCESS: lambda ident, body, buffer: b"",
-            DESTROY: lambda ident, body, buffer: b"",
+            **dict.fromkeys((RELEASE, RELEASEDIR, ACCESS, DESTROY), lambda ident, body, buffer: b""),
         }
         self._table = table
         self._refusals = dict.fromkeys(_WRITES, errno.EROFS)
@@ -221,27 +218,10 @@ class Server:
         answer, self.flags = negotiate(body, self._mask, self._readahead_bytes)
         return answer
 
-    def _lookup(self, ident: int, body: bytes, buffer: memoryview) -> bytes:
-        return self._view.lookup(ident, body[:-1])
-
-    def _getattr(self, ident: int, body: bytes, buffer: memoryview) -> bytes:
-        return self._view.getattr(ident)
-
-    def _readlink(self, ident: int, body: bytes, buffer: memoryview) -> bytes:
-        return self._view.readlink(ident)
-
     def _read(self, ident: int, body: bytes, buffer: memoryview) -> memoryview:
         _, offset, size, *_ = _READ_IN.unpack_from(body)
         got = self._view.read(ident, offset, buffer[:size])
         return buffer[:got]
-
-    def _readdir(self, ident: int, body: bytes, buffer: memoryview) -> bytes:
-        _, offset, size, *_ = _READ_IN.unpack_from(body)
-        return self._view.readdir(ident, offset, size, plus=False)
-
-    def _readdirplus(self, ident: int, body: bytes, buffer: memoryview) -> bytes:
-        _, offset, size, *_ = _READ_IN.unpack_from(body)
-        return self._view.readdir(ident, offset, size, plus=True)
 
     def _open(self, ident: int, body: bytes, buffer: memoryview) -> bytes:
         if self.flags & NO_OPEN_SUPPORT:
@@ -252,6 +232,11 @@ class Server:
         if self.flags & NO_OPENDIR_SUPPORT:
             raise OSError(errno.ENOSYS, "opendir without a message")
         return _OPEN_OUT.pack(0, _KEEP_CACHE | _CACHE_DIR, 0)
+
+
+def _names(view: View, ident: int, body: bytes, *, plus: bool) -> bytes:
+    _, offset, size, *_ = _READ_IN.unpack_from(body)
+    return view.readdir(ident, offset, size, plus=plus)
 
 
 class _Late:

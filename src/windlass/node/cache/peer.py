@@ -277,7 +277,7 @@ class Peer:
         self._mount_status = json.loads(head)
         self._mount_link = connection
         for key in wire.split_keys(rest):
-            self._store.touch(key)
+            self._store.digest_of(key)
             self._saver.touched(key)
 
     def _segment_gone(self, number: int) -> None:

@@ -77,10 +77,6 @@ class Source:
             raise BadKeyError("chunk %d lies beyond the end of %r" % (parsed.chunk, parsed.path))
         return self._range(parsed.path, parsed.pin, begin, want)
 
-    def count_pack(self, size: int) -> None:
-        """Count the read of a pack. A pack is on the shared file system too."""
-        self._count(1, size)
-
     def close(self) -> None:
         with self._lock:
             held = [*self._folders.values(), *self._files.values()]
@@ -92,7 +88,7 @@ class Source:
         for item in held:
             item.release()
 
-    def _count(self, calls: int, data: int = 0) -> None:
+    def count(self, calls: int, data: int = 0) -> None:
         with self._lock:
             self.calls += calls
             self.bytes += data
@@ -116,7 +112,7 @@ class Source:
             began = STAGES.add("source: read names", began)
             entries = self._entries(folder.fd, path, names, salt)
             STAGES.add("source: stat names", began)
-            self._count(3 + len(entries))
+            self.count(3 + len(entries))
         finally:
             folder.release()
         blob = pack_listing(pack_attr(own, salt=salt), entries)
@@ -130,13 +126,17 @@ class Source:
         def look(part: list[bytes]) -> list[Entry]:
             began = perf_counter()
             entries = [self._entry(fd, folder, name, salt) for name in part]
-            self._note_look((perf_counter() - began) / max(1, len(part)))
+            self._looks.append((perf_counter() - began) / max(1, len(part)))
             return [entry for entry in entries if entry is not None]
 
         parts = shares(names, is_slow=self.is_slow)
         if len(parts) < 2:
             return look(names)
-        return [entry for found in self._lookers().map(look, parts) for entry in found]
+        with self._lock:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(_LOOKERS_IF_SLOW, "look")
+            executor = self._executor
+        return [entry for found in executor.map(look, parts) for entry in found]
 
     @property
     def is_slow(self) -> bool:
@@ -148,21 +148,12 @@ class Source:
         looks = tuple(self._looks)
         return len(looks) >= _LOOKS_TO_JUDGE and min(looks) >= _SLOW_LOOK_S
 
-    def _note_look(self, seconds: float) -> None:
-        self._looks.append(seconds)
-
-    def _lookers(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(_LOOKERS_IF_SLOW, "look")
-            return self._executor
-
     def _entry(self, fd: int, folder: bytes, name: bytes, salt: int) -> Entry | None:
         try:
             status = os.stat(name, dir_fd=fd, follow_symlinks=False)
             if not stat.S_ISLNK(status.st_mode):
                 return Entry(name, pack_attr(status, salt=salt), None)
-            self._count(1)
+            self.count(1)
             text = link_text(folder.rstrip(b"/") + b"/" + name, os.readlink(name, dir_fd=fd), self._roots)
         except FileNotFoundError:
             return None  # removed between the listing and the stat: treat it as if it had never existed
@@ -178,7 +169,7 @@ class Source:
                 entries.append(Entry(name, folder_attr(_folder_ino(path + b"/" + name)), None))
             else:
                 status = os.stat(root.real)
-                self._count(1)
+                self.count(1)
                 entries.append(Entry(name, pack_attr(status, salt=self._salt(status.st_dev)), None))
         return pack_listing(folder_attr(_folder_ino(path)), entries)
 
@@ -206,7 +197,7 @@ class Source:
                 fd = os.open(name, _FOLDER_FLAGS, dir_fd=above.fd)
             finally:
                 above.release()
-        self._count(1)
+        self.count(1)
         return _keep(self._folders, path, _Held(fd), _OPEN_FOLDERS, self._lock)
 
     # Files
@@ -228,20 +219,16 @@ class Source:
                 got += step
             after = os.fstat(held.fd)
             STAGES.add("source: read file", began)
-            self._count(2, got)
-            if got < want or not self._is(after, pin):
-                self._drop_file(path, pin)
+            self.count(2, got)
+            if got < want or not _is_pinned(after, pin):
+                with self._lock:
+                    changed = self._files.pop((path, pin), None)
+                if changed is not None:
+                    changed.release()
                 raise ChangedError(path)
         finally:
             held.release()
         return buffer[:want]
-
-    def _is(self, status: os.stat_result, pin: Pin) -> bool:
-        return (
-            status.st_size == pin.size
-            and status.st_mtime_ns == pin.mtime_ns
-            and (status.st_ino ^ pin.ino) & ((1 << 56) - 1) == 0
-        )
 
     def _file(self, path: bytes, pin: Pin) -> _Held:
         with self._lock:
@@ -251,8 +238,8 @@ class Source:
                 return held.hold()
         fd = self._open_file(path)
         status = os.fstat(fd)
-        self._count(2)
-        if not stat.S_ISREG(status.st_mode) or not self._is(status, pin):
+        self.count(2)
+        if not stat.S_ISREG(status.st_mode) or not _is_pinned(status, pin):
             os.close(fd)
             raise ChangedError(path)
         held = _Held(fd)
@@ -281,11 +268,14 @@ class Source:
         finally:
             folder.release()
 
-    def _drop_file(self, path: bytes, pin: Pin) -> None:
-        with self._lock:
-            held = self._files.pop((path, pin), None)
-        if held is not None:
-            held.release()
+
+def _is_pinned(status: os.stat_result, pin: Pin) -> bool:
+    """Whether this is the version of the file that the key names."""
+    return (
+        status.st_size == pin.size
+        and status.st_mtime_ns == pin.mtime_ns
+        and (status.st_ino ^ pin.ino) & ((1 << 56) - 1) == 0
+    )
 
 
 def shares(names: list[bytes], *, is_slow: bool) -> list[list[bytes]]:

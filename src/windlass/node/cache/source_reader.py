@@ -193,7 +193,7 @@ class SourceReader:
 
     def landed_from_pack(self, objects: Sequence[NamedObject], data: memoryview) -> None:
         """Accept verified objects that were read from the pack of the trace."""
-        self._source.count_pack(len(data))
+        self._source.count(1, len(data))
         self._arrivals.read_here(objects, data)
 
     def _submit(self, pool: Pool, run: Sequence[Flight], *, alone: bool = False) -> None:
@@ -212,7 +212,11 @@ class SourceReader:
         data = self._source.read_run(key, len(run)) if key[0] == CHUNK else self._source.read(key)
         now = STAGES.add("read folder" if key[0] == DIRECTORY else "read chunks", began)
         self._last_read_s = now - began
-        self._note_speed()
+        if not self._known_slow and self._source.is_slow:
+            self._known_slow = True
+            self._readers.allow(_READERS_IF_SLOW)
+            for listener in self._listeners:
+                listener.became_slow()
         step = self._config.chunk_bytes
         parts = [data[place * step : (place + 1) * step] for place in range(len(run))] if len(run) > 1 else [data]
         objects = [(flight.key, digest(flight.key, part), len(part)) for flight, part in zip(run, parts)]
@@ -221,14 +225,6 @@ class SourceReader:
         own = [(flight.key, part) for flight, part in zip(run, parts) if not flight.route]
         for listener in self._listeners if own else ():
             listener.were_read(own)
-
-    def _note_speed(self) -> None:
-        if self._known_slow or not self._source.is_slow:
-            return
-        self._known_slow = True
-        self._readers.allow(_READERS_IF_SLOW)
-        for listener in self._listeners:
-            listener.became_slow()
 
     def _read_neighbours(self, key: bytes) -> None:
         """Read the neighbours of a requested chunk, after it and on other threads than requested objects."""

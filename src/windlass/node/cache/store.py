@@ -15,7 +15,7 @@ import os
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from windlass.node.sys.folders import private_folder
@@ -64,6 +64,13 @@ class _Segment:
         self.gone = False
 
 
+class _Slot(threading.local):
+    """Which of the growing segments a thread writes to."""
+
+    def __init__(self, threads: Iterator[int], slots: int) -> None:
+        self.number = next(threads) % slots
+
+
 class HeldObject(NamedTuple):
     """An object that stays readable until it is released, even if its segment is evicted."""
 
@@ -98,13 +105,13 @@ class Store:
         # A few growing segments of each kind, because two threads that write to one segment wait for each other in the
         # kernel.
         self._growing: dict[tuple[bool, int], _Segment] = {}
-        self._writers = itertools.count()
-        self._own = threading.local()
         self._made = 0
         self._closed = False
         self._limit = min(_SEGMENT_BYTES, budget_bytes // 16) or 1
         if self._limit == _SEGMENT_BYTES:
             self._limit = max(_SEGMENT_BYTES, budget_bytes // _MAX_SEGMENTS)
+        # A small budget has no space for several growing segments.
+        self._slot = _Slot(itertools.count(), _GROWING if self._limit >= _SEGMENT_BYTES else 1)
         if folder:
             private_folder(folder)
             for left_over in os.listdir(folder):  # files of a peer process that died: their digests are lost
@@ -125,9 +132,6 @@ class Store:
             self._segments[held.segment.evict_first].move_to_end(held.segment.number)
             return held.digest
 
-    def touch(self, key: bytes) -> None:
-        self.digest_of(key)
-
     def place_of(self, key: bytes) -> Location | None:
         """Return the location for a reader in another process of this node."""
         held = self._held.get(key)
@@ -145,7 +149,7 @@ class Store:
 
     def release(self, held: HeldObject) -> None:
         with self._lock:
-            self._leave(held.segment)
+            _leave(held.segment)
 
     def read(self, key: bytes) -> bytes | None:
         held = self.hold(key)
@@ -193,13 +197,13 @@ class Store:
         except OSError as error:
             with self._lock:
                 self.refused += 1
-                self._growing.pop((evict_first, self._slot()), None)
-                self._leave(segment)
+                self._growing.pop((evict_first, self._slot.number), None)
+                _leave(segment)
                 if error.errno in _FULL:
                     self._shrink()
             return False
         with self._lock:
-            self._leave(segment)
+            _leave(segment)
             if segment.gone:
                 return False
             for key, digest, length in objects:
@@ -224,7 +228,7 @@ class Store:
         while self.used_bytes + size > self.budget_bytes:
             if not self._give_up_oldest():
                 return None
-        slot = (evict_first, self._slot())
+        slot = (evict_first, self._slot.number)
         segment = self._growing.get(slot)
         if segment is None or segment.gone or (segment.end and segment.end + size > self._limit):
             try:
@@ -234,15 +238,6 @@ class Store:
                     self._shrink()
                 return None
         return segment
-
-    def _slot(self) -> int:
-        """Return which of the growing segments this thread writes to."""
-        if self._limit < _SEGMENT_BYTES:
-            return 0  # a small budget has no space for several
-        slot: int | None = getattr(self._own, "slot", None)
-        if slot is None:
-            slot = self._own.slot = next(self._writers) % _GROWING
-        return slot
 
     def _new_segment(self, evict_first: bool, size: int) -> _Segment:
         if not self.folder and memory_left() < max(size, self._limit) + _MEMORY_FOR_OTHERS:
@@ -275,17 +270,19 @@ class Store:
         self.used_bytes -= segment.end
         segment.gone = True
         segment.users += 1
-        self._leave(segment)
+        _leave(segment)
         if self.folder:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.folder, str(segment.number)))
         self.on_gone(segment.number)
         return True
 
-    def _leave(self, segment: _Segment) -> None:
-        segment.users -= 1
-        if segment.gone and not segment.users:
-            os.close(segment.fd)
+
+def _leave(segment: _Segment) -> None:
+    """Drop one use. The last user of a segment that is gone closes it."""
+    segment.users -= 1
+    if segment.gone and not segment.users:
+        os.close(segment.fd)
 
 
 def _memory_name(number: int) -> str:

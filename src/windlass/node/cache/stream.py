@@ -19,7 +19,7 @@ from windlass.node.cache.fetcher import Fetcher
 from windlass.node.cache.keys import digest
 from windlass.node.cache.server import Inbound
 from windlass.node.cache.stages import STAGES
-from windlass.node.cache.store import HeldObject
+from windlass.node.cache.store import HeldObject, Store
 from windlass.node.cache.streamlog import StreamLog, dump_plan, parse_plan
 from windlass.node.wire import wire
 from windlass.node.wire.links import Links
@@ -92,7 +92,7 @@ class Streams:
         while source.plan is None and not inbound.closed:
             source.wait_plan(1.0)
         if inbound.local:
-            self._tell_local(inbound, request, source, position)
+            _tell_local(self._store, inbound, request, source, position)
             return
         inbound.send(wire.PLAN, request, dump_plan(source.plan or []), last=False)
         while not inbound.closed:
@@ -144,25 +144,6 @@ class Streams:
             for _, held in batch:
                 self._store.release(held)
             STAGES.add("send the push", began)
-
-    def _tell_local(self, inbound: Inbound, request: int, source: StreamLog, position: int) -> None:
-        """Send locations to the mount process, which reads the store itself. SKIP ends the planned part."""
-        planned = True
-        while not inbound.closed:
-            news = source.items[position : position + 256]
-            position += len(news)
-            keys = [key for key in news if key is not None and not inbound.has_asked(key)]
-            held = [(key, place.pack()) for key in keys if (place := self._store.place_of(key)) is not None]
-            if held:
-                inbound.send(wire.HAVE, request, wire.join_keys(part for pair in held for part in pair), last=False)
-            if planned and source.plan_over and position >= len(source.plan or ()):
-                planned = False
-                inbound.send(wire.SKIP, request, last=False)
-            if not news and source.closed:
-                inbound.send(wire.END, request)
-                return
-            if not news:
-                _wait_and_gather(source, position)
 
     # Following
 
@@ -246,6 +227,26 @@ class Streams:
         if run:
             self.pushed_bytes += len(data)
             self._arrivals.pushed(node, run, data)
+
+
+def _tell_local(store: Store, inbound: Inbound, request: int, source: StreamLog, position: int) -> None:
+    """Send locations to the mount process, which reads the store itself. SKIP ends the planned part."""
+    planned = True
+    while not inbound.closed:
+        news = source.items[position : position + 256]
+        position += len(news)
+        keys = [key for key in news if key is not None and not inbound.has_asked(key)]
+        held = [(key, place.pack()) for key in keys if (place := store.place_of(key)) is not None]
+        if held:
+            inbound.send(wire.HAVE, request, wire.join_keys(part for pair in held for part in pair), last=False)
+        if planned and source.plan_over and position >= len(source.plan or ()):
+            planned = False
+            inbound.send(wire.SKIP, request, last=False)
+        if not news and source.closed:
+            inbound.send(wire.END, request)
+            return
+        if not news:
+            _wait_and_gather(source, position)
 
 
 def _wait_and_gather(source: StreamLog, position: int) -> None:

@@ -141,7 +141,7 @@ class View:
         parts: list[bytes] = []
         used = 0
         for position in range(offset, len(listing) + 2):
-            name, attr = self._position(folder, listing, position)
+            name, attr = _position(folder, listing, position)
             length = 24 + len(name) + (-len(name) % 8) + (128 if plus else 0)
             if used + length > size:
                 break
@@ -206,11 +206,6 @@ class View:
         target = listing.target_at(place) if stat.S_ISLNK(attr_mode(attr)) else b""
         return self._new_node((folder.id, name), path, attr, target)
 
-    def _position(self, folder: Node, listing: Listing, position: int) -> tuple[bytes, bytes]:
-        if position < 2:
-            return (b".", b"..")[position], folder.attr
-        return listing.names[position - 2], listing.attr_at(position - 2)
-
     def _entry_plus(self, folder: Node, listing: Listing, position: int, attr: bytes) -> bytes:
         if position < 2:
             return ENTRY.pack(0, 0, 0, 0, 0, 0) + attr
@@ -236,6 +231,12 @@ class View:
             node.run = 0
             node.ahead = 0
         node.last = last
+
+
+def _position(folder: Node, listing: Listing, position: int) -> tuple[bytes, bytes]:
+    if position < 2:
+        return (b".", b"..")[position], folder.attr
+    return listing.names[position - 2], listing.attr_at(position - 2)
 
 
 def split_batch_forget(body: bytes) -> Sequence[tuple[int, int]]:

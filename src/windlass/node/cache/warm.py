@@ -127,7 +127,7 @@ class Warmer:
         if len(run) == 1:
             size = self._backend.read_into(run[0], 0, self._buffer)
         else:
-            size = self._backend.read_run_into(run, self._buffer)
+            size = self._backend.store.read_run_into(run, self._buffer)
         if size > 0:
             self._server.store_pages(node, chunk * self._config.chunk_bytes, self._buffer[:size])
             self._left -= size
@@ -147,7 +147,7 @@ class _Arrivals:
         if kind == wire.HAVE:
             parts = wire.split_keys(bytes(body))
             for key, place in zip(parts[::2], parts[1::2]):
-                self._backend.learn(key, parse_location(place))
+                self._backend.store.learn(key, parse_location(place))
             self._keys.put(parts[::2])
             return False
         if kind == wire.SKIP:

@@ -74,21 +74,18 @@ class Recorder:
         self._wait += seconds
         self._loader = True
         self._batches += 1
-        if self._batches > 1 and self.on and self._file >= 0 and self._clock() >= self._next:
-            self._doing("data", "")
-
-    def saving(self, file: str) -> None:
-        """Record that the program begins to save, with the file if it is known."""
-        if self.on and self._file >= 0:
-            self._doing("save", file)
+        if self._batches > 1 and self._clock() >= self._next:
+            self.doing("data")
 
     def saved(self, seconds: float) -> None:
         """Record that the program has saved, and how long it took."""
         self._saves.append((len(self._us), int(seconds * 1e6)))
 
-    def _doing(self, what: str, file: str) -> None:
-        self.flush()
-        if self.on:
+    def doing(self, what: str, file: str = "") -> None:
+        """Record that the program waits for `data` or begins to `save`, with the file if it is known."""
+        if self.on and self._file >= 0:
+            self.flush()
+        if self.on and self._file >= 0:
             line: dict[str, Any] = {"what": what, "at": round(time.time(), 3)}
             self._write({"doing": dict(line, file=file) if file else line})
 
@@ -198,26 +195,12 @@ class Recorder:
             steps["fetched"] = self._fetched
         if self._saves:
             steps["save_us"] = [pair for pair in self._saves if pair[0] < len(self._us)]
-        if (gil_us := self._gil_us()) is not None:
+        if (gil_us := _gil_us()) is not None:
             steps["gil_us"] = gil_us
         self._saves = [(0, us) for at, us in self._saves if at >= len(self._us)]
         self._first += len(self._us)
         self._us, self._wait_us, self._fetched = [], [], []
         self._write({"steps": steps})
-
-    def _gil_us(self) -> int | None:
-        """Return how long this thread waits to get Python's GIL back after it releases it.
-
-        Another thread that holds the GIL gives it back after `sys.getswitchinterval()`, 5 ms. Otherwise it is back in
-        microseconds. Time in which the thread is ready but has no core does not count. None if the kernel does not
-        report that time.
-        """
-        before = _run_delay_us()
-        begin = time.perf_counter()
-        time.sleep(0)
-        us = (time.perf_counter() - begin) * 1e6
-        after = _run_delay_us()
-        return None if before is None or after is None else max(0, int(us - (after - before)))
 
     def _write(self, line: dict[str, Any]) -> None:
         os.write(self._file, _line_bytes(line))
@@ -236,6 +219,21 @@ class Recorder:
         os.rename(partial, self.path)
         os.close(self._file)
         self._file = file
+
+
+def _gil_us() -> int | None:
+    """Return how long this thread waits to get Python's GIL back after it releases it.
+
+    Another thread that holds the GIL gives it back after `sys.getswitchinterval()`, 5 ms. Otherwise it is back in
+    microseconds. Time in which the thread is ready but has no core does not count. None if the kernel does not
+    report that time.
+    """
+    before = _run_delay_us()
+    begin = time.perf_counter()
+    time.sleep(0)
+    us = (time.perf_counter() - begin) * 1e6
+    after = _run_delay_us()
+    return None if before is None or after is None else max(0, int(us - (after - before)))
 
 
 def _run_delay_us() -> float | None:

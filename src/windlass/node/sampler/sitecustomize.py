@@ -236,7 +236,7 @@ def _watch_save(name: "Any", parameter: "Any", position: "Any") -> "Any":
             inside.append(1)
             begin = perf_counter()
             try:
-                _recorder.saving(file_of(args, kwargs))
+                _recorder.doing("save", file_of(args, kwargs))
                 return save(*args, **kwargs)
             finally:
                 _recorder.saved(perf_counter() - begin)

@@ -34,6 +34,44 @@ _FEW_ITERATIONS = 3
 """DDP measures single iterations. Fewer than this give no share of communication."""
 
 
+class _StepTimes:
+    """The times of all steps: their number, their sum, and a histogram with logarithmic bins."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.sum_us = 0
+        self._bins: dict[int, int] = {}
+
+    def add(self, us: int) -> None:
+        self.count += 1
+        self.sum_us += us
+        self._put(us, 1)
+
+    def add_block(self, count: int, sum_us: int, quantiles_us: list[int]) -> None:
+        """Add steps of which only quantiles are known."""
+        self.count += count
+        self.sum_us += sum_us
+        for low, high, us in zip(QUANTILES, QUANTILES[1:], quantiles_us):
+            self._put(us, max(1, int((high - low) * count)))
+
+    def _put(self, us: int, weight: int) -> None:
+        at = int(math.log(max(1, us)) / _LOG_BIN)
+        self._bins[at] = self._bins.get(at, 0) + weight
+
+    def quantile_us(self, share: float) -> float | None:
+        whole = sum(self._bins.values())
+        below = 0
+        for at in sorted(self._bins):
+            below += self._bins[at]
+            if below >= share * whole:
+                return math.pow(_BINS, at + 0.5)
+        return None
+
+    def quantile_ms(self, share: float) -> float | None:
+        us = self.quantile_us(share)
+        return None if us is None else us / 1000.0
+
+
 class RankSteps:
     """One rank's record, read as it grows."""
 
@@ -62,9 +100,7 @@ class RankSteps:
         self._middle = 0.0
         self._gil: deque[int] = deque(maxlen=RECENT)
         self._exposed: dict[int, tuple[int, int]] = {}
-        self._bins: dict[int, int] = {}
-        self._timed = 0
-        self._sum_us = 0
+        self._times = _StepTimes()
         self._wait_us: int | None = None
         self._inode = 0
         self._read = 0
@@ -145,7 +181,7 @@ class RankSteps:
                 save = min(us, saves[offset]) if offset in saves else 0
                 self.phase_s[_SAVE] += save / 1e6
                 self._interval(us - save, wait, int(_number(fetched[offset])) if fetched else 1)
-        self._middle = self._quantile(0.5) or self._middle
+        self._middle = self._times.quantile_us(0.5) or self._middle
         if "gil_us" in batch:
             self._gil.append(int(_number(batch["gil_us"])))
         self.doing = ""
@@ -164,7 +200,11 @@ class RankSteps:
         middle = self._middle or us
         evaluates = fetched >= self._fetches + 2
         if us < _PAUSE * middle or (not evaluates and (wait or 0) > (us - middle) / 2):
-            self._step(us, wait)
+            self._times.add(us)
+            self.phase_s[_STEPS] += us / 1e6
+            self._recent.append((us, wait))
+            if wait is not None:
+                self._wait_us = (self._wait_us or 0) + wait
             return
         phase = "evaluation" if evaluates else "pause"
         self.phase_s[PHASES.index(phase)] += (us - middle) / 1e6
@@ -182,35 +222,19 @@ class RankSteps:
         for us, wait, fetched in early[first:]:
             self._interval(us, wait, fetched)
 
-    def _step(self, us: int, wait: int | None) -> None:
-        self._count(us)
-        self.phase_s[_STEPS] += us / 1e6
-        self._recent.append((us, wait))
-        if wait is not None:
-            self._wait_us = (self._wait_us or 0) + wait
-
     def _take_block(self, block: dict[str, Any]) -> None:
         first, count, timed, sum_us, end, wait = (
             _number(block.get(name, 0)) for name in ("first", "count", "timed", "sum_us", "end", "wait_sum_us")
         )
-        bins = [_bin(_number(us)) for us in block["us"][1:]]
+        quantiles = [_number(us) for us in block["us"][1:]]
         if first + count <= self._seen:
             return
         self._seen = first + count
         self.steps += count
-        self._timed += timed
-        self._sum_us += sum_us
-        for low, high, at in zip(QUANTILES, QUANTILES[1:], bins):
-            self._bins[at] = self._bins.get(at, 0) + max(1, int((high - low) * timed))
+        self._times.add_block(timed, sum_us, quantiles)
         if "wait_sum_us" in block:
             self._wait_us = (self._wait_us or 0) + wait
         self.last_at = max(self.last_at or 0.0, float(end))
-
-    def _count(self, us: int) -> None:
-        self._timed += 1
-        self._sum_us += us
-        at = _bin(us)
-        self._bins[at] = self._bins.get(at, 0) + 1
 
     @property
     def step_ms(self) -> float | None:
@@ -221,7 +245,7 @@ class RankSteps:
     @property
     def median_ms(self) -> float | None:
         """Return the median of all steps, or of the newest if there are no others."""
-        return self._quantile_ms(0.5) if self._timed > RECENT else self.step_ms
+        return self._times.quantile_ms(0.5) if self._times.count > RECENT else self.step_ms
 
     @property
     def gil_us(self) -> int | None:
@@ -247,28 +271,16 @@ class RankSteps:
 
     @property
     def all_ms(self) -> float | None:
-        return self._sum_us / self._timed / 1000.0 if self._timed > 0 else None
+        return self._times.sum_us / self._times.count / 1000.0 if self._times.count > 0 else None
 
     @property
     def p95_ms(self) -> float | None:
-        return self._quantile_ms(0.95)
-
-    def _quantile_ms(self, share: float) -> float | None:
-        us = self._quantile(share)
-        return None if us is None else us / 1000.0
-
-    def _quantile(self, share: float) -> float | None:
-        whole = sum(self._bins.values())
-        below = 0
-        for at in sorted(self._bins):
-            below += self._bins[at]
-            if below >= share * whole:
-                return math.pow(_BINS, at + 0.5)
-        return None
+        return self._times.quantile_ms(0.95)
 
     @property
     def all_wait_share(self) -> float | None:
-        return None if self._wait_us is None or self._sum_us <= 0 else min(1.0, self._wait_us / self._sum_us)
+        whole = self._times.sum_us
+        return None if self._wait_us is None or whole <= 0 else min(1.0, self._wait_us / whole)
 
 
 def _number(value: Any) -> Any:
@@ -276,10 +288,6 @@ def _number(value: Any) -> Any:
     if not isinstance(value, (int, float)) or not 0 <= value < _MAX_NUMBER:
         raise ValueError("not a number of a record")
     return value
-
-
-def _bin(us: int) -> int:
-    return int(math.log(max(1, us)) / _LOG_BIN)
 
 
 def _share(pairs: list[tuple[int, int]]) -> float | None:

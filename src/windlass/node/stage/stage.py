@@ -53,7 +53,7 @@ class StageService:
         self._feeder: Feeder | None = None
         self._layout: Layout | None = None
         self._copies: dict[int, Copy] = {}
-        self._unpacked: set[int] = set()
+        self._unpacked: dict[int, Archive] = {}
         self._mounts: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._archives = 0
         self._span = (0.0, 0.0)
@@ -130,7 +130,8 @@ class StageService:
         self._layout = layout
         if self._extracts:
             tops = [item.source for item in layout.items if not item.path and item.is_file]
-            self._unpacked = {source for source in tops if archive_of(self._name(source)) is not None}
+            known = {source: archive_of(self._name(source)) for source in tops}
+            self._unpacked = {source: archive for source, archive in known.items() if archive is not None}
         self._check_room(target, layout)
         with Workplace(target) as work:
             for source in sources:
@@ -145,7 +146,7 @@ class StageService:
         """Check the free space before the transfer starts. An error now is better than one after an hour."""
         seen = os.statvfs(target)
         room = seen.f_bavail * seen.f_frsize
-        compressed = {source for source in self._unpacked if self._archive(source).compressed}
+        compressed = {source for source, archive in self._unpacked.items() if archive.compressed}
         kept = sum(i.pin.size for i in layout.items if i.is_file and i.source not in compressed)
         if kept > room:
             text = "%s has room for %.1f MB, what is staged takes %.1f MB"
@@ -153,13 +154,6 @@ class StageService:
 
     def _name(self, source: int) -> str:
         return os.path.basename(self._sources[source]["path"])
-
-    def _archive(self, source: int) -> Archive:
-        archive = archive_of(self._name(source))
-        assert archive is not None
-        return archive
-
-    # One source
 
     def _prepare(self, layout: Layout, source: int, work: Workplace) -> None:
         if source in self._unpacked:
@@ -174,7 +168,9 @@ class StageService:
         if source in self._copies:
             self._push.wait_written(source, len(blocks), self._tick)
             self._copies[source].settle()
-            self._tell_dropped_bits(source)
+            if count := self._copies[source].dropped_bits:
+                text = "%s: %d copies have no setuid, setgid, group or world write permission, which their sources have"
+                self._news.append(text % (name, count))
             final = name
         else:
             folder = os.open(str(source), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=work.fd)
@@ -183,7 +179,7 @@ class StageService:
             finally:
                 os.close(folder)
             self._archives += 1
-            final = self._archive(source).stem
+            final = self._unpacked[source].stem
         work.put_in_place(str(source), final)
         if source in self._copies:
             self._copies[source].moved(work.target_fd, final)
@@ -191,12 +187,6 @@ class StageService:
         if self._extracts and is_squashfs(image):
             where = os.path.join(target, os.path.splitext(name)[0])
             self._mounts.append((where, start_mount(self._node, image, where)))
-
-    def _tell_dropped_bits(self, source: int) -> None:
-        count = self._copies[source].dropped_bits
-        if count:
-            text = "%s: %d copies have no setuid, setgid, group or world write permission, which their sources have"
-            self._news.append(text % (self._name(source), count))
 
     def _ordered(self, blocks: Sequence[int]) -> Iterator[memoryview]:
         for index in blocks:

@@ -112,7 +112,7 @@ def look(
         step = msgspec.structs.replace(step, follows_stdin=False)  # the command may never read it: it ends by signal
     out, log = f"exec-{os.getpid()}.out", f"exec-{os.getpid()}.log"
     try:
-        running = start_node_step(step, command, environ=inside or environ, folder=folder, out=out, log=log)
+        running = start_node_step(step, command, environ=inside or environ, folder=folder, files=(out, log))
         deadline = time.monotonic() + timeout_s
         read = {out: 0, log: 0}
         try:

@@ -57,19 +57,14 @@ def binding_request_from_site(
     devices: DeviceSpec,
     *,
     ranks_per_node: int,
-    ranks_per_device: int | None = None,
     mode: Literal["all", "one"] | None = None,
-    unit: DeviceUnit | None = None,
     cpu_bind: str = "auto",
     with_agent: bool = False,
-    origin: Origin = BUILTIN,
 ) -> BindingRequest:
-    """Merge the site's defaults with the user's flags. Cores for the agent are reserved only if there is one."""
+    """The site's defaults with the user's number of ranks. Cores for the agent are reserved only if there is one."""
     return BindingRequest(
         ranks_per_node=ranks_per_node,
-        ranks_per_device=ranks_per_device,
         devices=mode or devices.mode,
-        device_unit=unit,
         order=binding.order,
         threads=binding.threads,
         agent_cpus=parse_cpulist(binding.agent_cpus) if with_agent else (),
@@ -79,7 +74,6 @@ def binding_request_from_site(
         presets=binding.presets,
         device_by_launcher=devices.by_launcher,
         launcher_binds=binding.launcher_binds,
-        origin=origin,
     )
 
 
