@@ -15,7 +15,7 @@ help:
 	@echo "make install    .venv with the windlass command in it"
 	@echo "make demo       a small real training with 2 ranks that loses one on the way (installs torch into .venv)"
 	@echo "make test       everything but the slow tests; sets up what it needs, Debian packages too when root"
-	@echo "make test-all   the slow tests too"
+	@echo "make test-all   the slow tests too, in parts: $(PARTS) (make test-all PART=cluster runs one)"
 	@echo "make test-flux FLUX_PREFIX=DIR   the tests of launchers and schedulers in a real Flux (see CONTRIBUTING.md)"
 	@echo "make test-pbs PBS_PREFIX=DIR     the tests of the scheduler on a submit node of a real PBS, as an ordinary user"
 	@echo "make docs       the documents as a site in site/, its links checked: open site/index.html"
@@ -32,8 +32,16 @@ install: $(VENV)/.installed
 test: packages lint
 	@$(BIN)/python scripts/run_tests.py -m "not slow" $(PYTEST_ARGS)
 
+# Each part ends with its own summary; a part that fails does not stop the next one.
+PARTS := fast attacks cluster examples packaging rest
 test-all: packages lint docs
-	@$(BIN)/python scripts/run_tests.py $(PYTEST_ARGS)
+	@code=0; for part in $(or $(PART),$(PARTS)); do echo "== $$part"; case $$part in \
+	  fast) set -- -m "not slow" ;; \
+	  attacks) set -- -m slow tests/attacks tests/chaos ;; \
+	  cluster | examples | packaging) set -- -m slow tests/$$part ;; \
+	  rest) set -- -m slow tests $(foreach part,attacks chaos cluster examples packaging,--ignore=tests/$(part)) ;; \
+	  *) echo "PART is one of $(PARTS)" >&2; exit 2 ;; esac; \
+	  $(BIN)/python scripts/run_tests.py "$$@" $(PYTEST_ARGS) || code=1; done; exit $$code
 
 # In a real Flux, which the machine does not have by default. $(abspath) because the command runs on another node.
 test-flux: $(VENV)/.tools
