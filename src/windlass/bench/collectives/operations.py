@@ -107,20 +107,14 @@ def count_wrong(tensor: Any, table: list[float], ranks: int) -> int:
     return wrong
 
 
-def make_operation(op: str, placement: Placement, s: Buffers) -> Operation | None:
+def make_operation(op: str, placement: Placement, b: Buffers) -> Operation | None:
     """Return the collective on these buffers, or None if it has no such placement."""
-    makers = {
-        "all_reduce": _all_reduce,
-        "all_gather": _all_gather,
-        "reduce_scatter": _reduce_scatter,
-        "broadcast": _broadcast,
-        "reduce": _reduce,
-        "all_to_all": _all_to_all,
-        "gather": _gather,
-        "scatter": _scatter,
-        "sendrecv": _sendrecv,
-    }
-    return makers[op](s, placement == "in-place")
+    in_place = placement == "in-place"
+    if op in {"all_to_all", "sendrecv"}:
+        return None if in_place else _all_to_all(b) if op == "all_to_all" else _sendrecv(b)
+    if op in {"all_gather", "gather"}:
+        return _gather(op, b, in_place)
+    return _scatter(op, b, in_place) if op in {"reduce_scatter", "scatter"} else _reduce(op, b, in_place)
 
 
 def reduction(redop: str) -> Any:
@@ -132,52 +126,29 @@ def reduction(redop: str) -> Any:
     return getattr(dist.ReduceOp, names[redop])
 
 
-def _all_reduce(s: Buffers, in_place: bool) -> Operation:
+def _reduce(op: str, b: Buffers, in_place: bool) -> Operation:
+    """all_reduce, reduce and broadcast: every rank has buffers of the same size."""
     import torch.distributed as dist
 
-    op = reduction(s.redop)
+    redop = reduction(b.redop)
+    calls: dict[str, Callable[[], None]] = {
+        "all_reduce": lambda: dist.all_reduce(b.recv, redop),
+        "reduce": lambda: dist.reduce(b.recv, dst=b.root, op=redop),
+        "broadcast": lambda: dist.broadcast(b.recv, src=b.root),
+    }
+    run, sends = calls[op], op == "broadcast"
+    copies = not in_place and (not sends or b.rank == b.root)
+    right = _exact(b.root, 0) if sends else reduced(b.ranks, 0, b.redop)
 
     def call() -> None:
-        if not in_place:
-            s.recv.copy_(s.send)
-        dist.all_reduce(s.recv, op)
+        if copies:
+            b.recv.copy_(b.send)
+        run()
 
     return Operation(
-        fill=lambda: fill_with(s.recv if in_place else s.send, values(s.rank, 0)),
+        fill=lambda: fill_with(b.recv if in_place else b.send, values(b.rank, 0)),
         call=call,
-        wrong=lambda: count_wrong(s.recv, reduced(s.ranks, 0, s.redop), s.ranks),
-    )
-
-
-def _reduce(s: Buffers, in_place: bool) -> Operation:
-    import torch.distributed as dist
-
-    op = reduction(s.redop)
-
-    def call() -> None:
-        if not in_place:
-            s.recv.copy_(s.send)
-        dist.reduce(s.recv, dst=s.root, op=op)
-
-    return Operation(
-        fill=lambda: fill_with(s.recv if in_place else s.send, values(s.rank, 0)),
-        call=call,
-        wrong=lambda: count_wrong(s.recv, reduced(s.ranks, 0, s.redop), s.ranks) if s.rank == s.root else 0,
-    )
-
-
-def _broadcast(s: Buffers, in_place: bool) -> Operation:
-    import torch.distributed as dist
-
-    def call() -> None:
-        if not in_place and s.rank == s.root:
-            s.recv.copy_(s.send)
-        dist.broadcast(s.recv, src=s.root)
-
-    return Operation(
-        fill=lambda: fill_with(s.recv if in_place else s.send, values(s.rank, 0)),
-        call=call,
-        wrong=lambda: count_wrong(s.recv, [float(v) for v in values(s.root, 0)], s.ranks),
+        wrong=lambda: 0 if op == "reduce" and b.rank != b.root else count_wrong(b.recv, right, b.ranks),
     )
 
 
@@ -185,101 +156,82 @@ def _parts(tensor: Any, ranks: int) -> list[Any]:
     return list(tensor.chunk(ranks))
 
 
-def _wrong_gathered(s: Buffers) -> int:
-    """Count wrong elements after a gather. Part r holds the five values of rank r from the beginning."""
-    return sum(
-        count_wrong(part, [float(v) for v in values(rank, 0)], s.ranks)
-        for rank, part in enumerate(_parts(s.recv, s.ranks))
-    )
+def _exact(rank: int, start: int) -> list[float]:
+    return [float(value) for value in values(rank, start)]
 
 
-def _all_gather(s: Buffers, in_place: bool) -> Operation:
+def _gather(op: str, b: Buffers, in_place: bool) -> Operation:
+    """all_gather and gather. Part r of the result holds the five values of rank r from the beginning."""
     import torch.distributed as dist
 
-    mine = _parts(s.recv if in_place else s.send, s.ranks)[s.rank if in_place else 0]
-    return Operation(
-        fill=lambda: fill_with(mine, values(s.rank, 0)),
-        call=lambda: dist.all_gather_into_tensor(s.recv, mine),
-        wrong=lambda: _wrong_gathered(s),
-    )
-
-
-def _reduce_scatter(s: Buffers, in_place: bool) -> Operation:
-    import torch.distributed as dist
-
-    op = reduction(s.redop)
-    whole = s.recv if in_place else s.send
-    mine = _parts(s.recv, s.ranks)[s.rank if in_place else 0]
-    start = mine.numel() * s.rank
-    return Operation(
-        fill=lambda: fill_with(whole, values(s.rank, 0)),
-        call=lambda: dist.reduce_scatter_tensor(mine, whole, op),
-        wrong=lambda: count_wrong(mine, reduced(s.ranks, start, s.redop), s.ranks),
-    )
-
-
-def _all_to_all(s: Buffers, in_place: bool) -> Operation | None:
-    import torch.distributed as dist
-
-    if in_place:
-        return None
-    part = s.recv.numel() // s.ranks
+    mine = _parts(b.recv if in_place else b.send, b.ranks)[b.rank if in_place else 0]
+    everywhere = op == "all_gather"
+    places = _parts(b.recv, b.ranks) if b.rank == b.root else None
 
     def wrong() -> int:
-        table = [[float(v) for v in values(rank, s.rank * part)] for rank in range(s.ranks)]
-        return sum(count_wrong(got, table[r], s.ranks) for r, got in enumerate(_parts(s.recv, s.ranks)))
+        parts = _parts(b.recv, b.ranks) if everywhere or b.rank == b.root else []
+        return sum(count_wrong(part, _exact(rank, 0), b.ranks) for rank, part in enumerate(parts))
 
     return Operation(
-        fill=lambda: fill_with(s.send, values(s.rank, 0)),
-        call=lambda: dist.all_to_all_single(s.recv, s.send),
+        fill=lambda: fill_with(mine, values(b.rank, 0)),
+        call=(lambda: dist.all_gather_into_tensor(b.recv, mine))
+        if everywhere
+        else (lambda: dist.gather(mine, places, dst=b.root)),
         wrong=wrong,
     )
 
 
-def _gather(s: Buffers, in_place: bool) -> Operation:
+def _scatter(op: str, b: Buffers, in_place: bool) -> Operation:
+    """reduce_scatter and scatter: each rank gets its part of the whole."""
     import torch.distributed as dist
 
-    mine = _parts(s.recv if in_place else s.send, s.ranks)[s.rank if in_place else 0]
-    places = _parts(s.recv, s.ranks) if s.rank == s.root else None
+    whole = b.recv if in_place else b.send
+    mine = _parts(b.recv, b.ranks)[b.rank if in_place else 0]
+    start = mine.numel() * b.rank
+    if op == "reduce_scatter":
+        redop = reduction(b.redop)
+        return Operation(
+            fill=lambda: fill_with(whole, values(b.rank, 0)),
+            call=lambda: dist.reduce_scatter_tensor(mine, whole, redop),
+            wrong=lambda: count_wrong(mine, reduced(b.ranks, start, b.redop), b.ranks),
+        )
+    parts = _parts(whole, b.ranks) if b.rank == b.root else None
     return Operation(
-        fill=lambda: fill_with(mine, values(s.rank, 0)),
-        call=lambda: dist.gather(mine, places, dst=s.root),
-        wrong=lambda: _wrong_gathered(s) if s.rank == s.root else 0,
+        fill=lambda: fill_with(whole, values(b.root, 0)) if parts else None,
+        call=lambda: dist.scatter(mine, parts, src=b.root),
+        wrong=lambda: count_wrong(mine, _exact(b.root, start), b.ranks),
     )
 
 
-def _scatter(s: Buffers, in_place: bool) -> Operation:
+def _all_to_all(b: Buffers) -> Operation:
     import torch.distributed as dist
 
-    whole = s.recv if in_place else s.send
-    mine = _parts(s.recv, s.ranks)[s.rank if in_place else 0]
-    parts = _parts(whole, s.ranks) if s.rank == s.root else None
-    start = mine.numel() * s.rank
+    start = b.recv.numel() // b.ranks * b.rank
     return Operation(
-        fill=lambda: fill_with(whole, values(s.root, 0)) if s.rank == s.root else None,
-        call=lambda: dist.scatter(mine, parts, src=s.root),
-        wrong=lambda: count_wrong(mine, [float(v) for v in values(s.root, start)], s.ranks),
+        fill=lambda: fill_with(b.send, values(b.rank, 0)),
+        call=lambda: dist.all_to_all_single(b.recv, b.send),
+        wrong=lambda: sum(
+            count_wrong(part, _exact(rank, start), b.ranks) for rank, part in enumerate(_parts(b.recv, b.ranks))
+        ),
     )
 
 
-def _sendrecv(s: Buffers, in_place: bool) -> Operation | None:
+def _sendrecv(b: Buffers) -> Operation:
     """Send from every rank to the next rank, and receive from the previous one."""
     import torch.distributed as dist
 
-    if in_place:
-        return None
-    after, before = (s.rank + 1) % s.ranks, (s.rank - 1) % s.ranks
+    after, before = (b.rank + 1) % b.ranks, (b.rank - 1) % b.ranks
 
     def call() -> None:
-        if s.ranks == 1:
-            s.recv.copy_(s.send)
+        if b.ranks == 1:
+            b.recv.copy_(b.send)
             return
-        pair = [dist.P2POp(dist.isend, s.send, after), dist.P2POp(dist.irecv, s.recv, before)]
+        pair = [dist.P2POp(dist.isend, b.send, after), dist.P2POp(dist.irecv, b.recv, before)]
         for work in dist.batch_isend_irecv(pair):
             work.wait()
 
     return Operation(
-        fill=lambda: fill_with(s.send, values(s.rank, 0)),
+        fill=lambda: fill_with(b.send, values(b.rank, 0)),
         call=call,
-        wrong=lambda: count_wrong(s.recv, [float(v) for v in values(before, 0)], s.ranks),
+        wrong=lambda: count_wrong(b.recv, _exact(before, 0), b.ranks),
     )

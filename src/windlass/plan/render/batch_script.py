@@ -309,25 +309,17 @@ def _as_host_file(plan: Plan) -> str:
 def rendezvous_lines(plan: Plan, job_id_variable: str, host_lines: str, run_dir: str) -> list[str]:
     """Shell lines that set the first host and a free port on it. The batch script runs on that host."""
     rule = plan.rendezvous
-    first = "w_first=$(head -n 1 " + quote(f"{run_dir}/hosts") + "); w_first=${w_first%% *}"
-    short = "w_first=${w_first%%.*}" if rule.short_name or rule.suffix else ":"
-    lines = [
-        "# Rendezvous: the first host of the job, and a port on it that nobody listens on.",
-        f"export WINDLASS_JOB_ID=${{{job_id_variable}:-0}}",
-        "export WINDLASS_UID=$(id -u)",
-        f"{host_lines}{_as_host_file(plan)} > {quote(f'{run_dir}/hosts')} || exit 3",
-        first,
-        short,
-    ]
+    lines = part(
+        "rendezvous",
+        variable=job_id_variable,
+        host_lines=host_lines + _as_host_file(plan),
+        hosts=quote(f"{run_dir}/hosts"),
+        short="w_first=${w_first%%.*}" if rule.short_name or rule.suffix else ":",
+    )
     if plan.nodes == 1:
         lines.append("export WINDLASS_MASTER_ADDR=127.0.0.1")
     elif rule.address == "ip":
-        interface = rule.interface or "hsn0"
-        lines += [
-            f"w_addr=$(ip -4 -o addr show dev {quote(interface)} 2>/dev/null |"
-            ' awk \'{sub("/.*", "", $4); print $4; exit}\')',
-            "export WINDLASS_MASTER_ADDR=${w_addr:-$w_first}",
-        ]
+        lines += part("address_of_interface", interface=quote(rule.interface or "hsn0"))
     else:
         lines.append(f"export WINDLASS_MASTER_ADDR=$w_first{quote(rule.suffix) if rule.suffix else ''}")
     if rule.fixed_port is not None:

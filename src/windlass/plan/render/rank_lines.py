@@ -146,8 +146,5 @@ def _newest_lines(argument: OptionalArgument) -> list[str]:
     """Lines for a bind whose source is a pattern: use the node's newest version, or print a message if none exists."""
     words = [word.replace(argument.exists, "${w_newest}") for word in argument.words]
     missing = quote(f"has no {argument.exists}: {argument.because}")
-    return [
-        f"w_newest=$(printf '%s\\n' {argument.exists} | sort -V | tail -n 1)",
-        f'if [ -e "$w_newest" ]; then set -- {" ".join(expandable(word) for word in words)} "$@"',
-        f'elif [ "$w_local_rank" = 0 ]; then echo "windlass: $w_host" {missing} >&2; fi',
-    ]
+    put = " ".join(expandable(word) for word in words)
+    return part("newest", path=argument.exists, words=put, missing=missing)

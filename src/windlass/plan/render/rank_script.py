@@ -87,12 +87,7 @@ def _activation(plan: Plan) -> list[str]:
     if folder is None:
         return []
     gone = f"--activate {folder} does not exist on this node: was it staged here?"
-    return [
-        "",
-        "# The environment of --activate, which lies on the nodes themselves.",
-        f"[ -d {quote(folder)} ] || w_fail {quote(gone)}",
-        *rank_activation_lines(folder),
-    ]
+    return part("activate", folder=quote(folder), gone=quote(gone), lines=rank_activation_lines(folder))
 
 
 def _first_of(names: tuple[str, ...], otherwise: str) -> str:
@@ -107,33 +102,25 @@ def _place(plan: Plan, job: JobFacts) -> list[str]:
     variables = get_launcher(plan.launcher).variables
     per_node = plan.ranks_per_node
     hint = f"none of {', '.join(variables.rank)} is set: was this started by {plan.launcher}?"
-    lines = [
-        f"# Who am I: {plan.launcher} says so inside the task, nobody else knows.",
-        f"w_rank={_first_of(variables.rank, '')}",
-        f'[ -n "$w_rank" ] || w_fail {quote(hint)}',
-        f"w_local_rank={_first_of(variables.local_rank, f'$((w_rank % {per_node}))')}",
-        f"w_node_rank={_first_of(variables.node_rank, f'$((w_rank / {per_node}))')}",
-        f"w_world_size={plan.world_size}",
-        f"w_nodes={plan.nodes}",
-        f"w_ranks_per_node={per_node}",
-    ]
-    if variables.world_size:
-        seen = _first_of(variables.world_size, str(plan.world_size))
-        lines += [
-            f"w_seen={seen}",
-            '[ "$w_seen" = "$w_world_size" ] ||'
-            ' w_fail "the launcher started $w_seen ranks, the plan has $w_world_size: was its command line changed?"',
-        ]
-    lines += [
-        *([f". {quote(job.job_file)} || w_fail 'cannot read {JOB_FILE}'"] if job.job_file else []),
-        f"w_master_addr={_known(job.master_addr, 'WINDLASS_MASTER_ADDR')}",
-        f"w_master_port={_known(job.master_port, 'WINDLASS_MASTER_PORT')}",
-        f"w_job_id={quote(job.job_id) if job.job_id is not None else '${WINDLASS_JOB_ID-}'}",
-        f"export WINDLASS_RUN_DIR={quote(job.run_dir)}",
-        *view_folder_lines(plan, job.uid, job.run_id),
-        "",
-    ]
-    return lines
+    seen = _first_of(variables.world_size, str(plan.world_size))
+    return part(
+        "place",
+        launcher=plan.launcher,
+        rank=_first_of(variables.rank, ""),
+        hint=quote(hint),
+        local_rank=_first_of(variables.local_rank, f"$((w_rank % {per_node}))"),
+        node_rank=_first_of(variables.node_rank, f"$((w_rank / {per_node}))"),
+        world_size=str(plan.world_size),
+        nodes=str(plan.nodes),
+        ranks_per_node=str(per_node),
+        seen=part("seen", seen=seen) if variables.world_size else (),
+        job_file=[f". {quote(job.job_file)} || w_fail 'cannot read {JOB_FILE}'"] if job.job_file else (),
+        master_addr=_known(job.master_addr, "WINDLASS_MASTER_ADDR"),
+        master_port=_known(job.master_port, "WINDLASS_MASTER_PORT"),
+        job_id=quote(job.job_id) if job.job_id is not None else "${WINDLASS_JOB_ID-}",
+        run_dir=quote(job.run_dir),
+        view=view_folder_lines(plan, job.uid, job.run_id),
+    )
 
 
 def _known(value: str | int | None, variable: str) -> str:
@@ -195,18 +182,8 @@ def _watch_variables(job: JobFacts) -> list[str]:
         lines += ["", "# When the time is up.", f"export WINDLASS_DEADLINE={job.deadline_s:.0f}"]
     if job.attempt is None:
         return lines
-    lines += [
-        "",
-        "# For windlass.Snapshot: which start of which run this is, and where to show signs of life.",
-        f"export WINDLASS_RUN_ID={quote(job.run_id)} WINDLASS_ATTEMPT={job.attempt}",
-        f"export {place_mark(job)}$w_node_rank",
-    ]
-    if job.beats is not None:
-        lines += [
-            f'w_beats={expandable(job.beats)}"$w_node_rank"',
-            'if [ -d "$w_beats" ]; then export WINDLASS_HEARTBEAT=$w_beats/$w_rank; fi',
-        ]
-    return lines
+    lines += part("attempt", run_id=quote(job.run_id), attempt=str(job.attempt), mark=place_mark(job))
+    return lines + (part("beats", folder=expandable(job.beats)) if job.beats is not None else [])
 
 
 def agent_lines(plan: Plan, job: JobFacts) -> list[str]:

@@ -13,6 +13,7 @@ import msgspec
 from windlass.base.notation.shell import comment, expandable, fillable, quote
 from windlass.model.plan import Plan, Setting
 from windlass.plan.inputs import Secrets
+from windlass.plan.render.parts import part
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,14 +49,7 @@ def environment_lines(plan: Plan) -> list[str]:
     """The section of the rank script that sets the plan's variables."""
     lines = ["", "# Variables of the plan, each with its reason."]
     if any(setting.when.found for setting in plan.environment):
-        lines += [
-            "w_found() {  # is library $1 in LD_LIBRARY_PATH or in one of the other folders?",
-            '  w_name=$1; shift; w_dirs=${LD_LIBRARY_PATH-}; for w_dir in "$@"; do w_dirs=$w_dirs:$w_dir; done',
-            "  w_ifs=$IFS; IFS=:; set -f; w_answer=1",
-            '  for w_dir in $w_dirs; do [ -n "$w_dir" ] && [ -e "$w_dir/$w_name" ] && w_answer=0 && break; done',
-            "  IFS=$w_ifs; set +f; return $w_answer",
-            "}",
-        ]
+        lines += part("found")
     if any(setting.secret for setting in plan.environment) or plan.secret_words:
         lines.append('. "$WINDLASS_RUN_DIR/secrets.sh" || w_fail "cannot read the secrets file of this run"')
     logged = plan.request.comm_log

@@ -231,3 +231,57 @@ w_digits=${WINDLASS_JOB_ID%%[!0-9]*}
 w_port=$((@base@ + 10#$w_digits % @span@))
 while cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep -qi "^ *[0-9]*: [0-9A-F]*:$(printf %04X "$w_port") [0-9A-F:]* 0A"; do w_port=$((w_port + 1)); done
 export WINDLASS_MASTER_PORT=$w_port
+#: found
+w_found() {  # is library $1 in LD_LIBRARY_PATH or in one of the other folders?
+  w_name=$1; shift; w_dirs=${LD_LIBRARY_PATH-}; for w_dir in "$@"; do w_dirs=$w_dirs:$w_dir; done
+  w_ifs=$IFS; IFS=:; set -f; w_answer=1
+  for w_dir in $w_dirs; do [ -n "$w_dir" ] && [ -e "$w_dir/$w_name" ] && w_answer=0 && break; done
+  IFS=$w_ifs; set +f; return $w_answer
+}
+#: place
+# Who am I: @launcher@ says so inside the task, nobody else knows.
+w_rank=@rank@
+[ -n "$w_rank" ] || w_fail @hint@
+w_local_rank=@local_rank@
+w_node_rank=@node_rank@
+w_world_size=@world_size@
+w_nodes=@nodes@
+w_ranks_per_node=@ranks_per_node@
+@seen@
+@job_file@
+w_master_addr=@master_addr@
+w_master_port=@master_port@
+w_job_id=@job_id@
+export WINDLASS_RUN_DIR=@run_dir@
+@view@
+
+#: seen
+w_seen=@seen@
+[ "$w_seen" = "$w_world_size" ] || w_fail "the launcher started $w_seen ranks, the plan has $w_world_size: was its command line changed?"
+#: attempt
+
+# For windlass.Snapshot: which start of which run this is, and where to show signs of life.
+export WINDLASS_RUN_ID=@run_id@ WINDLASS_ATTEMPT=@attempt@
+export @mark@$w_node_rank
+#: beats
+w_beats=@folder@"$w_node_rank"
+if [ -d "$w_beats" ]; then export WINDLASS_HEARTBEAT=$w_beats/$w_rank; fi
+#: activate
+
+# The environment of --activate, which lies on the nodes themselves.
+[ -d @folder@ ] || w_fail @gone@
+@lines@
+#: rendezvous
+# Rendezvous: the first host of the job, and a port on it that nobody listens on.
+export WINDLASS_JOB_ID=${@variable@:-0}
+export WINDLASS_UID=$(id -u)
+@host_lines@ > @hosts@ || exit 3
+w_first=$(head -n 1 @hosts@); w_first=${w_first%% *}
+@short@
+#: address_of_interface
+w_addr=$(ip -4 -o addr show dev @interface@ 2>/dev/null | awk '{sub("/.*", "", $4); print $4; exit}')
+export WINDLASS_MASTER_ADDR=${w_addr:-$w_first}
+#: newest
+w_newest=$(printf '%s\n' @path@ | sort -V | tail -n 1)
+if [ -e "$w_newest" ]; then set -- @words@ "$@"
+elif [ "$w_local_rank" = 0 ]; then echo "windlass: $w_host" @missing@ >&2; fi
