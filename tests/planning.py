@@ -28,6 +28,7 @@ def plan_for(
     interpreter: str = "python3",
     place: EnvironmentPlace | None = None,
     starts_ray: bool = False,
+    imports: frozenset[str] = frozenset(),
     **options: object,
 ) -> tuple[Plan, Secrets]:
     """The plan of a command on a site of the catalog."""
@@ -47,5 +48,6 @@ def plan_for(
         python=interpreter,
         place=place,
         starts_ray=starts_ray,
+        imports=imports,
     )
     return make_plan(request, context)

@@ -79,11 +79,12 @@ def ray_lines(plan: Plan, job: JobFacts) -> list[str]:
     settings: dict[str, object] = {"nodes": plan.nodes, "cpus": ray.cpus, "devices": ray.devices, "run_id": job.run_id}
     settings["forwards"] = not get_launcher(plan.launcher).reaches_groups
     names = [name for name in rank_variable_names() if not name.startswith("WINDLASS_")]
+    seen = plan.cache is not None and plan.cache.variables  # the node has a view of the interpreter's folder
     return [
         "",
         "# Ray: a head on the first node, which runs the command, and a worker on each other node.",
-        f'set -- {quote(ray.python)} "$WINDLASS_RUN_DIR/{ARCHIVE_FILE}" "$w_node_rank" "$w_master_addr" '
-        f'"$w_master_port" \\',
+        f"w_swap {quote(ray.python)}" if seen else f"w_answer={quote(ray.python)}",
+        f'set -- "$w_answer" "$WINDLASS_RUN_DIR/{ARCHIVE_FILE}" "$w_node_rank" "$w_master_addr" "$w_master_port" \\',
         f'  {expandable(plan.cache_root)} {quote(json.dumps(settings))} "$@"',
         f"unset {' '.join(names)}",
     ]

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from looping import each
+from planning import plan_for
 from unit.cli.typed import in_process, run_here
 from windlass.model.plan import plan_from_json
 from windlass.model.request import Request
@@ -141,6 +142,21 @@ def test_one_rank_other_programs_and_wanted_copies_are_not(tmp_path: Path) -> No
     assert "no-process-group" not in _planned(tmp_path, ALONE.replace(".backward()", ""))
     (tmp_path / "model.py").write_text("from torch.nn.parallel import DistributedDataParallel\n")
     assert "no-process-group" not in _planned(tmp_path, f"import model\n{ALONE}")
+
+
+@each(
+    ("site", "hosts"),
+    [("aurora", "n1.hsn.cm.aurora.alcf.anl.gov n2.hsn.cm.aurora.alcf.anl.gov"), ("frontier", "n1 n2")],
+)
+def test_workers_of_tensorflow_have_the_names_of_the_fabric(tmp_path: Path, site: str, hosts: str) -> None:
+    plan, _ = plan_for(site, "train.py", nodes=2, account="A", ranks_per_node=1, imports=frozenset({"tensorflow"}))
+    (tmp_path / "hosts").write_text("n1.head.example:1\nn2\n" if site == "aurora" else "n1\nn2\n")
+    script = rank_script(plan, JobFacts(run_dir=str(tmp_path), run_id="ab"))
+    lines = script[script.index("# All workers of TensorFlow.") :].splitlines()
+    loop = "\n".join(lines[1 : next(at for at, line in enumerate(lines) if line.startswith("w_workers="))])
+    shell = f"WINDLASS_RUN_DIR={tmp_path}\n{loop}\necho $w_hosts"
+    done = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, check=True, timeout=20)
+    assert done.stdout.strip() == hosts
 
 
 @each(

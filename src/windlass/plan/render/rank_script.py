@@ -162,7 +162,9 @@ def _workers(plan: Plan) -> list[str]:
     """
     if not any("${w_workers}" in (setting.value or "") for setting in plan.environment):
         return []
-    return part("workers", hosts=part("worker_hosts") if plan.nodes > 1 else "w_hosts=$w_master_addr")
+    suffix = plan.rendezvous.suffix
+    name = f"${{w_line%%.*}}{suffix}" if suffix else "$w_line"  # by its name on the fabric, as the first host
+    return part("workers", hosts=part("worker_hosts", name=name) if plan.nodes > 1 else "w_hosts=$w_master_addr")
 
 
 def _rank_variables() -> list[str]:

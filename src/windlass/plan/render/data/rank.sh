@@ -25,7 +25,7 @@ for w_line in $w_hosts; do
 done
 #: worker_hosts
 w_hosts=
-while read -r w_line; do w_line=${w_line%% *}; w_hosts="$w_hosts ${w_line%%:*}"; done < "$WINDLASS_RUN_DIR/hosts" || w_fail "TF_CONFIG needs the file hosts of the run folder"
+while read -r w_line; do w_line=${w_line%% *}; w_line=${w_line%%:*}; w_hosts="$w_hosts @name@"; done < "$WINDLASS_RUN_DIR/hosts" || w_fail "TF_CONFIG needs the file hosts of the run folder"
 #: hook
 
 # For windlass watch: Python finds a start-up hook, and writes its steps into a folder of this node.
