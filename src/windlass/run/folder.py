@@ -21,7 +21,7 @@ from windlass.errors import ConfigError, MachineError, UsageError, WindlassError
 from windlass.model.jsontext import from_json, to_json
 from windlass.model.plan import PLAN_VERSION, Plan, plan_from_json, plan_to_json
 from windlass.model.record import RunRecord, record_from_json, record_to_json
-from windlass.node.ray import TOKEN_FILE
+from windlass.node.ray import ARCHIVE_FILE, TOKEN_FILE
 from windlass.node.sys.atomic import create_file, replace_file
 from windlass.node.sys.folders import UntrustedError, exposure, keep_to_ourselves
 from windlass.node.sys.identity import Process, this_process
@@ -146,7 +146,7 @@ class RunFolder:
         return self.part(SECRETS_FILE).exists()
 
     def forget_secrets(self) -> None:
-        for name in (SECRETS_FILE, TOKEN_FILE):
+        for name in (SECRETS_FILE, TOKEN_FILE, ARCHIVE_FILE):
             self.part(name).unlink(missing_ok=True)
 
     def forget_key(self) -> None:
