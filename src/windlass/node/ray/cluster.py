@@ -15,6 +15,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import secrets
 import select
 import shutil
@@ -53,6 +54,7 @@ _END_S = 15.0
 # How long a rank waits for the launcher to end the run after another rank failed, so that it does not fail first.
 _LINGER_S = 5.0
 _POLL_S = 0.1
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STOPS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _FOR_COMMAND = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -286,9 +288,10 @@ class _Node:
             raise RayError("the %s has failed (code %d): %s" % (part, code, self._last_lines()))
 
     def _last_lines(self) -> str:
-        text = read_text(os.path.join(self._folder, "start.log"), errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("--")]
-        return " | ".join(lines[-6:])[-1000:] or "no message"
+        """Return the end of what `ray start` printed, without colours and the logs of Ray's programs."""
+        text = _COLOUR.sub("", read_text(os.path.join(self._folder, "start.log"), errors="replace"))
+        lines = [line.strip() for line in text.splitlines() if line.strip() and line[:1] not in "[-"]
+        return " | ".join(lines[-4:])[-600:] or "no message"
 
     def end(self) -> None:
         """End all processes of Ray on this node."""
