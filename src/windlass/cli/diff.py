@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from windlass.cli.show import Result
-from windlass.plan.show import diff_lines
+from windlass.plan.explain import diff_lines
 from windlass.run.folder import read_plan
 
 

@@ -151,7 +151,10 @@ def _component(
     finally:
         os.chdir(before)
     if request.until_done or request.spares:
-        raise ConfigError(f"{component.where('options')}: --until-done and --spares are not for components")
+        raise ConfigError(
+            f"{component.where('options')}: --until-done and --spares are not for components",
+            hint="leave them out of the component",
+        )
     return msgspec.structs.replace(component, request=request)
 
 

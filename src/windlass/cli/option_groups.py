@@ -1,14 +1,20 @@
-"""The options that make a request, in groups. A command declares the options that it uses, and refuses the others."""
+"""The options that make a request, in groups, and the values that consist of several words.
+
+A command declares the options that it uses, and refuses the others.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Container, Sequence
+import re
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from windlass.backends.launchers import launcher_names
 from windlass.backends.schedulers import scheduler_names
+from windlass.base.notation.counts import parse_ranks, parse_size
 from windlass.base.tables import packaged_table
+from windlass.errors import UsageError, unknown_name
 
 USAGE = "[options] SCRIPT.py [ARGS…] | -m MODULE … | -- COMMAND …"
 
@@ -100,3 +106,54 @@ def owners_text(option: str) -> str | None:
     if name is None:
         return None
     return "plan, submit and alloc have it" if name in JOB else "run, plan and submit have it"
+
+
+_MAX_PROFILE_STEPS = 100_000
+_CACHE_KEYS = ("memory", "store", "placement", "readers", "trace", "allow-other")
+_SWITCH = {"on": True, "off": False}
+_PLACEMENTS = {name: name for name in ("replicate", "partition")}
+
+
+def cache_options(texts: list[str]) -> dict[str, Any]:
+    """--cache-set KEY=VALUE as fields of the request."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        if key not in _CACHE_KEYS:
+            raise unknown_name("key of --cache-set", key, _CACHE_KEYS)
+        if key == "memory":
+            found["cache_budget_bytes"] = parse_size(value, "--cache-set memory")
+        elif key == "readers":
+            if not re.fullmatch(r"[1-9]\d{0,8}", value):
+                raise UsageError(f"--cache-set {text}", hint="give 1 or more")
+            found["cache_readers"] = int(value)
+        elif key == "store":
+            if not value:
+                raise UsageError("--cache-set store has an empty value", hint="is a variable of your shell not set?")
+            found["cache_store"] = value
+        else:
+            values: Mapping[str, object] = _PLACEMENTS if key == "placement" else _SWITCH
+            if value not in values:
+                raise UsageError(f"--cache-set {text}", hint=f"give {key}={' or '.join(values)}")
+            found["cache_" + key.replace("-", "_")] = values[value]
+    return found
+
+
+def profile_option(text: str | None) -> dict[str, Any]:
+    """--profile TOOL[:RANKS[:STEPS]]."""
+    if text is None:
+        return {}
+    tool, _, rest = text.partition(":")
+    ranks, colon, steps = rest.partition(":")
+    if colon and not (re.fullmatch(r"\d{1,9}", steps) and 1 <= int(steps) <= _MAX_PROFILE_STEPS):
+        raise UsageError(f"--profile {text}", hint=f"give 1 to {_MAX_PROFILE_STEPS} steps: a trace of more fills disks")
+    found: dict[str, Any] = {"profile": tool}
+    if ranks:
+        found["profile_ranks"] = ",".join(map(str, dict.fromkeys(parse_ranks(ranks, "--profile"))))
+    return found | ({"profile_steps": int(steps)} if steps else {})
+
+
+def ranks_option(text: str | None) -> str | None:
+    if text is None or text == "all":
+        return text
+    return ",".join(map(str, dict.fromkeys(parse_ranks(text, "--comm-log"))))

@@ -12,10 +12,16 @@ from typing import Any, Literal, NoReturn
 
 from windlass.backends.launchers import launcher_names
 from windlass.backends.schedulers import scheduler_names
-from windlass.base.notation.counts import parse_ranks, parse_size
 from windlass.base.notation.shell import NAME, literal, quote_words
 from windlass.base.procs.command import which
-from windlass.cli.option_groups import USAGE, add_request_options, default_options
+from windlass.cli.option_groups import (
+    USAGE,
+    add_request_options,
+    cache_options,
+    default_options,
+    profile_option,
+    ranks_option,
+)
 from windlass.cli.show import say
 from windlass.errors import MachineError, UsageError, unknown_name
 from windlass.model.request import AUTO, SITE_CACHES, Request
@@ -28,7 +34,6 @@ _PYTHON = re.compile(r"python[\d.]*\Z")
 _TYPED_BYTES = 100_000  # Linux accepts arguments of 128 KiB
 _MAX_RANKS_PER_NODE = 4096
 _MAX_SCRIPT_BYTES = 1 << 20
-_MAX_PROFILE_STEPS = 100_000
 _FOR_OTHERS = ("--arg", "--directive", "--container-arg")
 _AS_WRITTEN = (
     *("scheduler", "launcher", "hosts", "partition", "qos", "account", "time"),
@@ -173,14 +178,14 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         activate=str(Path(args.activate).expanduser().absolute()) if args.activate else None,
         keep_caches=str(Path(args.keep_caches).expanduser().absolute()) if args.keep_caches else None,
         options=tuple(args.options),
-        comm_log=_ranks(args.comm_log),
-        **_profile(args.profile),
+        comm_log=ranks_option(args.comm_log),
+        **profile_option(args.profile),
         grace_s=args.grace,
         cache=tuple(
             path if path in (AUTO, *SITE_CACHES) else os.path.abspath(Path(path).expanduser())  # noqa: PTH100  links stay
             for path in args.cache
         ),
-        **_cache_options(args.cache_set),
+        **cache_options(args.cache_set),
         restarts=args.restarts,
         spares=args.spares,
         hang_after_s=args.hang_after,
@@ -382,53 +387,3 @@ def _environment(texts: list[str]) -> dict[str, Any]:
         "env_append": tuple(_pair(text.replace("+=", "=", 1), "--env NAME+=FOLDER:") for text in appended),
         "unset": tuple(_variable(text[1:], "--env ~NAME:") for text in unset),
     }
-
-
-_CACHE_KEYS = ("memory", "store", "placement", "readers", "trace", "allow-other")
-_SWITCH = {"on": True, "off": False}
-_PLACEMENTS = {name: name for name in ("replicate", "partition")}
-
-
-def _cache_options(texts: list[str]) -> dict[str, Any]:
-    """--cache-set KEY=VALUE as fields of the request."""
-    found: dict[str, Any] = {}
-    for text in texts:
-        key, _, value = text.partition("=")
-        if key not in _CACHE_KEYS:
-            raise unknown_name("key of --cache-set", key, _CACHE_KEYS)
-        if key == "memory":
-            found["cache_budget_bytes"] = parse_size(value, "--cache-set memory")
-        elif key == "readers":
-            if not re.fullmatch(r"[1-9]\d{0,8}", value):
-                raise UsageError(f"--cache-set {text}", hint="give 1 or more")
-            found["cache_readers"] = int(value)
-        elif key == "store":
-            if not value:
-                raise UsageError("--cache-set store has an empty value", hint="is a variable of your shell not set?")
-            found["cache_store"] = value
-        else:
-            values: Mapping[str, object] = _PLACEMENTS if key == "placement" else _SWITCH
-            if value not in values:
-                raise UsageError(f"--cache-set {text}", hint=f"give {key}={' or '.join(values)}")
-            found["cache_" + key.replace("-", "_")] = values[value]
-    return found
-
-
-def _profile(text: str | None) -> dict[str, Any]:
-    """--profile TOOL[:RANKS[:STEPS]]."""
-    if text is None:
-        return {}
-    tool, _, rest = text.partition(":")
-    ranks, colon, steps = rest.partition(":")
-    if colon and not (re.fullmatch(r"\d{1,9}", steps) and 1 <= int(steps) <= _MAX_PROFILE_STEPS):
-        raise UsageError(f"--profile {text}", hint=f"give 1 to {_MAX_PROFILE_STEPS} steps: a trace of more fills disks")
-    found: dict[str, Any] = {"profile": tool}
-    if ranks:
-        found["profile_ranks"] = ",".join(map(str, dict.fromkeys(parse_ranks(ranks, "--profile"))))
-    return found | ({"profile_steps": int(steps)} if steps else {})
-
-
-def _ranks(text: str | None) -> str | None:
-    if text is None or text == "all":
-        return text
-    return ",".join(map(str, dict.fromkeys(parse_ranks(text, "--comm-log"))))

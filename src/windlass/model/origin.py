@@ -48,6 +48,17 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return ", ".join(parts)
 
 
+class Dropped(msgspec.Struct, frozen=True, kw_only=True):
+    """An inherited entry that a file leaves out with `drop`."""
+
+    name: str
+    text: str
+    because: str
+    origin: Origin
+    by: str
+    """The file that leaves it out."""
+
+
 BUILTIN = Origin(scope="builtin", where="windlass")
 
 

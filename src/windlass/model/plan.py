@@ -366,16 +366,14 @@ def _with_findings(data: bytes) -> bytes:
 
 def _check_counts(plan: Plan, where: str) -> None:
     """Limit the counts to those of real machines, because readers of the plan loop over its nodes and ranks."""
+    wrong = ""
     if not (1 <= plan.nodes <= _MAX_NODES and 1 <= plan.ranks_per_node <= _MAX_RANKS_PER_NODE):
-        raise ConfigError(
-            f"{where}: not a plan: no machine has {plan.nodes} nodes x {plan.ranks_per_node} ranks",
-            hint="it is damaged: make it again with `windlass plan --json`",
-        )
-    if plan.world_size != plan.nodes * plan.ranks_per_node:
-        raise ConfigError(
-            f"{where}: not a plan: {plan.nodes} nodes x {plan.ranks_per_node} ranks are not {plan.world_size} ranks",
-            hint="it is damaged: make it again with `windlass plan --json`",
-        )
+        wrong = f"no machine has {plan.nodes} nodes x {plan.ranks_per_node} ranks"
+    elif plan.world_size != plan.nodes * plan.ranks_per_node:
+        wrong = f"{plan.nodes} nodes x {plan.ranks_per_node} ranks are not {plan.world_size} ranks"
+    if wrong:
+        hint = "it is damaged: make it again with `windlass plan --json`"
+        raise ConfigError(f"{where}: not a plan: {wrong}", hint=hint)
 
 
 def _check_words_for_shells(plan: Plan, where: str) -> None:

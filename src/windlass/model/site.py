@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from windlass.model.condition import ALWAYS, Table, When
-from windlass.model.origin import ArgumentSpec, Origin, SourceSpec
+from windlass.model.origin import ArgumentSpec, Dropped, Origin, SourceSpec
 from windlass.model.topology import DeviceSpec, FabricSpec, NodeSpec, PeakSpec, ReferenceSpec
 
 
@@ -378,17 +378,6 @@ class PartitionSpec(Table, frozen=True, kw_only=True):
     directives: tuple[ArgumentSpec, ...] = ()
     note: str = ""
     source: str = ""
-
-
-class Dropped(msgspec.Struct, frozen=True, kw_only=True):
-    """An inherited entry that a file leaves out with `drop`."""
-
-    name: str
-    text: str
-    because: str
-    origin: Origin
-    by: str
-    """The file that leaves it out."""
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,15 +1,12 @@
-"""Show a plan as text for people, and compare two plans. Pure."""
+"""Show a plan as text for people. Pure."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 from windlass.backends.launchers.base import RUN_MARK
 from windlass.base.notation.counts import counted, format_cpulist
 from windlass.base.notation.shell import expandable, quote, quote_words
 from windlass.base.notation.style import table_lines
 from windlass.model.finding import SERIOUS, finding_lines
-from windlass.model.jsontext import one_line_json
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan, Setting
 from windlass.model.request import Component, Request
@@ -347,118 +344,3 @@ def _remarks(plan: Plan) -> tuple[list[str], list[str]]:
         finding_lines(one for one in plan.remarks if (one.severity in SERIOUS) == first) for first in (True, False)
     )
     return serious, rest
-
-
-def diff_lines(old: Plan, new: Plan) -> list[str]:
-    """The differences between two plans, one line each: `-` only in the first, `+` only in the second."""
-    out: list[str] = []
-    for title, left, right in (
-        ("shape", _facts(old), _facts(new)),
-        ("command", {"command": quote_words(old.command)}, {"command": quote_words(new.command)}),
-        ("launch", _by_name(old.launch), _by_name(new.launch)),
-        ("directives", _by_name(old.directives), _by_name(new.directives)),
-        ("modules", _names((*old.modules_use, *old.modules)), _names((*new.modules_use, *new.modules))),
-        ("prologue", _names(p.line for p in old.prologue), _names(p.line for p in new.prologue)),
-        ("variables", _by_setting(old), _by_setting(new)),
-        ("binding", _by_rank(old), _by_rank(new)),
-        ("cache", _by_cache(old), _by_cache(new)),
-        ("agents", _by_agents(old), _by_agents(new)),
-        ("container", _by_container(old), _by_container(new)),
-        ("limits", _by_name(old.limits), _by_name(new.limits)),
-        ("the rest", _rest(old), _rest(new)),
-    ):
-        changes = _changes(left, right)
-        if changes:
-            out += [title, *(f"  {line}" for line in changes)]
-    return out
-
-
-def _changes(left: dict[str, str], right: dict[str, str]) -> list[str]:
-    lines: list[str] = []
-    for key in [*left, *(key for key in right if key not in left)]:
-        if left.get(key) == right.get(key):
-            continue
-        if key in left:
-            lines.append(f"- {left[key]}")
-        if key in right:
-            lines.append(f"+ {right[key]}")
-    return lines
-
-
-def _facts(plan: Plan) -> dict[str, str]:
-    names = ("site", "partition", "nodes", "ranks_per_node", "scheduler", "launcher", "hosts", "windlass")
-    return {name: f"{name} {getattr(plan, name)}" for name in names}
-
-
-_TOLD = {"request", "remarks", "version", "world_size", "job_id", "name", "environment", "command", "secret_words"}
-_TOLD |= {"site", "partition", "nodes", "ranks_per_node", "scheduler", "launcher", "hosts", "windlass", "modules_use"}
-_TOLD |= {"launch", "directives", "modules", "prologue", "binding", "container", "limits", "topology", "agents"}
-"""Fields that other parts of a comparison show, or that cannot change the run."""
-
-
-def _rest(plan: Plan) -> dict[str, str]:
-    """All other fields, so that a new field cannot be forgotten here."""
-    asked = plan.request
-    out = {"cwd": f"in {asked.cwd}", "placeholders": f"placeholders {asked.placeholders}"}
-    out["comm_log"] = f"comm_log {asked.comm_log}"
-    for name in plan.__struct_fields__:
-        if name not in _TOLD:
-            out[name] = f"{name} {one_line_json(getattr(plan, name))}"
-    return out
-
-
-def _by_name(arguments: tuple[Argument, ...]) -> dict[str, str]:
-    """Arguments by name, and by number among those with the same name."""
-    out: dict[str, str] = {}
-    for argument in arguments:
-        same = sum(1 for key in out if key.rpartition(" ")[0] == argument.name)
-        out[f"{argument.name} {same}"] = quote_words(argument.words)
-    return out
-
-
-def _names(words: Iterable[str]) -> dict[str, str]:
-    return {word: word for word in words}
-
-
-def _by_setting(plan: Plan) -> dict[str, str]:
-    return {f"{s.name} {s.when.text()} {s.value if s.joins else ''}": setting_line(s) for s in plan.environment}
-
-
-def _by_rank(plan: Plan) -> dict[str, str]:
-    return {
-        str(rank.local_rank): f"local rank {rank.local_rank}: cpus {format_cpulist(rank.cpus) or 'any'}"
-        f" devices {','.join(str(d) for d in rank.devices) or '-'}"
-        for rank in plan.binding.ranks
-    }
-
-
-def _by_cache(plan: Plan) -> dict[str, str]:
-    cache = plan.cache
-    if cache is None:
-        return {}
-    out = {f"root {root.path}": f"root {root.path}" for root in cache.roots}
-    out["how"] = f"{cache.placement}, {cache.budget_bytes} bytes, trace {'on' if cache.trace else 'off'}"
-    return out
-
-
-def _by_agents(plan: Plan) -> dict[str, str]:
-    agents = plan.agents
-    if agents is None:
-        return {}
-    out = {
-        "services": f"services {', '.join(agents.services)}",
-        "cpus": f"cpus {format_cpulist(agents.cpus) or 'any'}: {agents.cpus_because}",
-        "ready": f"up within {agents.ready_s:g} s",
-    }
-    return out | {f"argument {k}": v for k, v in _by_name(agents.launch).items()}
-
-
-def _by_container(plan: Plan) -> dict[str, str]:
-    box = plan.container
-    if box is None:
-        return {}
-    out = {"image": f"{box.runtime} {box.image}"}
-    if box.host_libs:
-        out["host libraries"] = box.host_libs.own or ", ".join(box.host_libs.names)
-    out |= {f"mount {m.target}": f"mount {m.source} -> {m.target}" for m in box.mounts}
-    return out | {f"argument {k}": v for k, v in _by_name(box.arguments).items()}

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from windlass.model.origin import Origin, Scope, argument_key
-from windlass.model.site import Dropped
+from windlass.model.origin import Dropped, Origin, Scope, argument_key
 
 Table = dict[str, Any]
 

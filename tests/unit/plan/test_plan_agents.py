@@ -12,10 +12,10 @@ from windlass.model.origin import argv_of
 from windlass.model.plan import PLAN_VERSION, plan_from_json, plan_to_json
 from windlass.model.request import Allocation
 from windlass.plan.agents import agents_step, plan_agents
-from windlass.plan.explain import find_name
+from windlass.plan.explain import diff_lines, find_name
 from windlass.plan.render.rank_script import rank_script
 from windlass.plan.render.variables import JobFacts
-from windlass.plan.show import diff_lines, plan_text
+from windlass.plan.show import plan_text
 from windlass.run.folder import read_plan
 from windlass.sites.catalog import load_site
 

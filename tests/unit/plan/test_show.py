@@ -13,7 +13,8 @@ from windlass.model.condition import When
 from windlass.model.finding import Finding
 from windlass.model.origin import Origin
 from windlass.model.plan import Plan, Setting
-from windlass.plan.show import OWN_PATHS, diff_lines, headline, plan_text, setting_line
+from windlass.plan.explain import diff_lines
+from windlass.plan.show import OWN_PATHS, headline, plan_text, setting_line
 
 
 def test_the_headline_counts_in_words() -> None:
