@@ -11,7 +11,7 @@ from pathlib import Path
 
 from windlass.base.notation.style import in_colour, width_of
 from windlass.base.settings import current_environ
-from windlass.cli.option_groups import add_here, add_request_options, rare
+from windlass.cli.option_groups import add_here, add_request_options
 from windlass.cli.options import PLACEHOLDER_COMMAND, parse_with_command, request_from
 from windlass.cli.show import Result
 from windlass.errors import UsageError
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the plan itself, for `windlass diff` and `run --plan`")
     parser.add_argument("--explain", action="store_true", help="the reason and the source of every line")
     parser.add_argument("--script", action="store_true", help="print the rank script too")
-    rare(parser.add_argument("--picture", metavar="FILE", help="write the map of a node as an SVG picture"))
+    parser.add_argument("--picture", metavar="FILE", help="write the map of a node as an SVG picture")
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
