@@ -41,6 +41,7 @@ WAYS = {
     "stop": ("stopped", "stopped on request"),
     "stop while waiting": ("stopped", "slurm reports that job {job} was cancelled"),
     "windlass killed": ("failed", "slurm reports that job {job} failed with code 137"),
+    "step cancelled": ("failed", "step {job}.0 was cancelled"),
 }
 
 
@@ -61,6 +62,8 @@ def test_the_end_of_a_job_is_named(slurm: SlurmCluster, tmp_path: Path, way: str
         slurm.run(["scancel", job], check=True)
     elif way == "stop":
         slurm.run(windlass_argv("runs", "stop", str(run)), env=environ, cwd=tmp_path, check=True)
+    elif way == "step cancelled":
+        slurm.run(["scancel", f"{job}.0"], check=True)
     elif way == "windlass killed":
         os.kill(json.loads((run / "owner.json").read_text())["pid"], signal.SIGKILL)
 

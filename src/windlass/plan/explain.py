@@ -16,7 +16,7 @@ from windlass.model.jsontext import one_line_json
 from windlass.model.origin import BUILTIN, Argument
 from windlass.model.plan import AgentsPlan, Mount, Plan, RayPlan, Setting
 from windlass.model.site import SettingSpec, Site
-from windlass.plan.environment.ranks import FOLDER_VARIABLES, RANK_VARIABLES
+from windlass.plan.environment.ranks import FOLDER_VARIABLES, RANK_VARIABLES, hidden_device_settings
 from windlass.plan.render.rank_lines import wrap_spec
 from windlass.plan.show import argument_text, setting_line
 
@@ -161,6 +161,13 @@ def _in_catalog(name: str, plan: Plan, site: Site) -> list[Occurrence]:
                     when=spec.when.text() if not where else where + _also(spec.when),
                     note=spec.note,
                 )
+            )
+    for setting in hidden_device_settings():
+        if setting.name == name and (setting.value, setting.because) not in present:
+            text, source = f"{name}={setting.value}", setting.origin.text()
+            when = "--device cpu"
+            out.append(
+                Occurrence(where="variable", text=text, because=setting.because, source=source, active=False, when=when)
             )
     out += [
         Occurrence(

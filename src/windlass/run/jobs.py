@@ -28,6 +28,7 @@ from windlass.model.plan import Plan
 from windlass.model.record import RankFailure
 from windlass.node.ray import ARCHIVE_FILE, TOKEN_FILE
 from windlass.node.sys.atomic import open_append
+from windlass.node.sys.reading import read_tail
 from windlass.plan.render.batch_script import has_prologue, step_name
 from windlass.plan.render.rank_lines import LIVE_FOLDER, wrap_spec
 from windlass.run.failure.ends import End, any_failed, read_seats
@@ -36,6 +37,7 @@ from windlass.run.output import Lines, LiveBars, NodeLogs, OutputView, Tail
 
 RUN_DIR_VARIABLE = "WINDLASS_RUN_DIR"
 _MAX_MESSAGES = 10_000
+_DAEMON_BYTES = 8192
 _LOOK_EVERY_S = 0.5
 
 
@@ -241,7 +243,16 @@ class LauncherJob(StartedJob):
             signal_group(self._child, signal.SIGKILL)
 
     def failure(self) -> RankFailure | None:
-        return self.launcher.parse_failure(self.messages, self.code)
+        """See the base class. The node's daemon writes the reason for an aborted step into the output of the ranks."""
+        found = self.launcher.parse_failure(self.messages, self.code)
+        if found is None or found.rank is not None or self.launcher.output != "files":
+            return found
+        said: list[str] = []
+        for file in sorted(self.folder.part("out").glob("node-*"))[:1]:
+            with contextlib.suppress(OSError):
+                lines = decode(read_tail(file, _DAEMON_BYTES, within=self.folder.path)).splitlines()
+                said = [text for rank, text in map(self.launcher.parse_line, lines) if rank is None]
+        return self.launcher.parse_failure([*self.messages, *said], self.code)
 
     def close(self) -> None:
         for reader in self._readers:

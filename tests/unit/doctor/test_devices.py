@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
 from captured import FOLDER
 from windlass.node.checks.finding import Finding
-from windlass.node.checks.machine import judge_devices
+from windlass.node.checks.machine import holders, judge_devices
 from windlass.node.sampler import amd, intel
 from windlass.node.sampler.nvidia import HEALTH, OLD_DRIVERS, parse_nvidia_smi
 
@@ -82,6 +84,28 @@ def test_an_h200_is_read_as_its_driver_prints_it() -> None:
     assert seen.memory_total_bytes == 143771 << 20 and seen.uncorrected == 0 and not seen.needs_reset
     found = judge_devices("nvidia", [seen], {"count": 1, "cards": 1, "memory_bytes": 141 * 10**9}, "nvidia-smi")
     assert {finding["severity"] for finding in found} == {"ok"}
+
+
+def test_processes_of_others_on_the_devices_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for pid, name in ((17, "python"), (23, "vllm")):
+        (tmp_path / f"proc/{pid}").mkdir(parents=True)
+        (tmp_path / f"proc/{pid}/comm").write_text(f"{name}\n")
+        (tmp_path / f"sys/class/kfd/kfd/proc/{pid}").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    tool = tmp_path / "bin/nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 17; echo 99999; echo '[N/A]'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    me = os.getuid()
+    assert holders("nvidia", str(tmp_path)) == [f"python (process 17, user {me})"]
+    assert holders("amd", str(tmp_path)) == [f"python (process 17, user {me})", f"vllm (process 23, user {me})"]
+    assert holders("intel", str(tmp_path)) == []
+    (seen,) = parse_nvidia_smi(H200, HEALTH)
+    others = ["python (process 17, user 1003)"]
+    taken = _by_name(judge_devices("nvidia", [seen], {"count": 1}, "nvidia-smi", (), others))["device-memory"]
+    assert taken["severity"] == "warning" and others[0] in taken["evidence"]
+    shared = _by_name(judge_devices("amd", [seen], {"count": 1}, "amd-smi", (), others))["device-memory"]
+    assert shared["severity"] == "ok", "AMD's list has processes on the devices of other jobs too"
 
 
 def test_faults_of_nvidia_devices_have_names() -> None:

@@ -14,7 +14,11 @@ from windlass.diagnose.doctor.explain_log import LogReader, explain_files
 from windlass.diagnose.doctor.log_findings import LogReport, kind_of
 from windlass.diagnose.doctor.log_lines import candidate_signs
 from windlass.model.finding import SERIOUS
+from windlass.model.jsontext import to_json
+from windlass.run.failure.decide import Decision
+from windlass.run.failure.root_cause import Cause
 from windlass.run.failure.signs import Sign, log_signs
+from windlass.run.failure.verdict import Verdict
 
 SAMPLES = {
     "errno 97": "[W1115 socket.cpp:200] [c10d] The client socket has failed to connect to [n1]:29500 (errno: 97 - "
@@ -213,6 +217,34 @@ def test_what_a_rank_survives_is_no_cause() -> None:
     ended = _read(f"3: {memory}", *steps, f"5: {SAMPLES['open files']}", SAMPLES["ended by the launcher"])
     assert ended.verdict.startswith("rank 5: open-files")
     assert _read(*steps, f"3: {memory}").verdict.startswith("rank 3: out-of-memory")
+
+
+@each(
+    ("line", "code"),
+    [
+        ("srun: error: nid0002: task 1: Exited with exit code 3", "task 1: Exited with exit code 3"),
+        ("mpiexec: node2: rank 2 exited with code 3", "rank 2 exited with code 3"),
+        ("=   EXIT CODE: 3", "EXIT CODE: 3"),
+        ("  Exit code:    3", "Exit code:    3"),
+        ("flux-job: task(s) exited with exit code 3", "task(s) exited with exit code 3"),
+    ],
+)
+def test_a_rank_that_leaves_with_a_code_and_no_error_is_told_by_the_launcher(line: str, code: str) -> None:
+    assert _read("step 1 loss 2.5", line).verdict.startswith(f"{code}, and no line here says why")
+    raised = _read(*_RAISED, "RuntimeError: the loader is gone", line)
+    assert raised.verdict == "RuntimeError: the loader is gone"
+
+
+def test_a_run_whose_logs_say_nothing_has_its_own_verdict(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/node-0.log").write_text("0: step 1\n")
+    cause = Cause(kind="user", reason="exited with code 3", rank=1, host="n2", code=3)
+    decision = Decision(action="stop", why="no restart left")
+    verdict = Verdict(attempt=0, cause=cause, decision=decision)
+    (tmp_path / "verdict.json").write_bytes(to_json(verdict))
+    assert explain_files([tmp_path], lambda _: None).verdict == "rank 1 on n2 exited with code 3"
+    (tmp_path / "out/node-0.log").write_text("0: CUDA out of memory\n")
+    assert "out-of-memory" in explain_files([tmp_path], lambda _: None).verdict
 
 
 @each(

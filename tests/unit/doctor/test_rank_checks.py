@@ -248,7 +248,11 @@ def test_a_node_whose_ranks_are_silent_gets_the_host_that_is_left() -> None:
 
 def test_an_import_that_hangs_is_told_only_where_the_ranks_were_ended_for_their_silence() -> None:
     plan = _plan()
-    hung = rank_checks.check_torch(plan, {"torch": {"version": "2.9.0"}, "importing": True}, 20.0)
+    report = {"torch": {"version": "2.9.0"}, "importing": True}
+    cold = rank_checks.check_torch(plan, report, 20.0)
+    assert (cold.severity, cold.evidence) == ("warning", "`import torch` has not ended after 20 s")
+    assert "cold file system" in cold.advice
+    hung = rank_checks.check_torch(plan, report, 20.0, elsewhere=True)
     assert (hung.severity, hung.evidence) == ("error", "`import torch` has not ended after 20 s")
     ended = rank_checks.check_torch(plan, {"torch": {"version": "2.9.0", "hip": "6.3"}, "importing": True})
     assert ended.severity == "ok"

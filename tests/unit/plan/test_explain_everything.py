@@ -59,6 +59,7 @@ def test_every_name_of_a_plan_is_explained(site: str, tmp_path: Path) -> None:
         ("CCL_ZE_IPC_EXCHANGE", "aurora", "in a container (apptainer)"),
         ("MASTER_ADDR", "aurora", "rank variable, in this plan"),
         ("RANK", "lumi", "rank variable, in this plan"),
+        ("HIP_VISIBLE_DEVICES", "lumi", "when    --device cpu"),
         ("NCCL_CROSS_NIC", "lumi", "lumi leaves it out"),
         ("SINGULARITYENV_RANK", "lumi", "variable for the container, in this plan"),
     ],

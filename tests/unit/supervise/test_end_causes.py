@@ -17,6 +17,8 @@ from windlass.run.supervise.runs import state_of
 
 _FULL = "OSError: [Errno 28] No space left on device: '/scratch/out'"
 
+_FLUX_MEMORY = "1.5s: flux-shell[0]: ERROR: oom: Memory cgroup out of memory: killed 1 task on node1."
+
 
 def _slurm(fields: str) -> str:
     return f"JobId=7 JobName=x {fields}"
@@ -88,6 +90,19 @@ WAYS = [
         "can never run",
     ),
     ("flux", "windlass killed", _flux("failed3", returncode=137), "failed", "with code 137"),
+    ("flux", "memory", _flux("failed3", returncode=137), "failed", "out of memory"),
+    (
+        "flux",
+        "preempted",
+        _flux("failed3", exception=_raised("preempt", "killbot/overkill")),
+        "killed",
+        "was preempted",
+    ),
+    # PBS does not tell a user that a job was deleted for another one. By default it suspends the job.
+    ("pbs", "preempted", _pbs("qstat_f_json_running", job_state="S", substate=45), "waiting", "was preempted"),
+    ("slurm", "signal", _slurm("JobState=FAILED Reason=RaisedSignal:11 ExitCode=0:11"), "failed", "with code 139"),
+    ("pbs", "signal", _pbs(_FAIL3, Exit_status=267), "failed", "with code 139"),
+    ("flux", "signal", _flux("failed3", returncode=139), "failed", "with code 139"),
 ]
 
 
@@ -103,6 +118,8 @@ def test_the_cause_of_a_job_without_a_record_comes_from_its_scheduler(
     folder.write("job_id", "7\n")
     if way == "full disk":
         folder.write("job.log", f"step 1\n{_FULL}\n")
+    if way == "memory" and scheduler == "flux":  # which says it in the log of the job alone
+        folder.write("job.log", f"step 1\n{_FLUX_MEMORY}\n")
     (tmp_path / "answer").write_text(answer + "\n")
     for name in ("scontrol", "sacct", "squeue", "qstat", "flux"):
         program = tmp_path / "bin" / name

@@ -138,7 +138,15 @@ class Flux(Scheduler):
         if job.get("state") == "INACTIVE":
             state = _RESULTS.get(str(job.get("result")), JobState.UNKNOWN)
             ended = _exit_code(job.get("returncode"))
-            return JobStatus(state=state, exit_code=ended, reason=note, never=never, fault=_fault(exception))
+            kind = exception.get("type") if isinstance(exception, dict) else None
+            return JobStatus(
+                state=state,
+                exit_code=ended,
+                reason=note,
+                never=never,
+                preempted=kind == "preempt",
+                fault=_fault(exception),
+            )
         state = _STATES.get(str(job.get("state")), JobState.UNKNOWN)
         if state is JobState.QUEUED and job.get("urgency") == 0:
             state = JobState.HELD

@@ -34,13 +34,15 @@ _STATES = {
     "H": JobState.HELD,
     "Q": JobState.QUEUED,
     "R": JobState.RUNNING,
-    "S": JobState.RUNNING,
+    "S": JobState.HELD,
     "T": JobState.QUEUED,
     "U": JobState.RUNNING,
     "W": JobState.QUEUED,
 }
 _FINISHED = ("F", "X")
 _DELETED, _FAILED = 91, 93
+_SUSPENDED_BY_SCHEDULER = 45
+"""How PBS preempts by default. A job that an operator suspended has substate 43."""
 _WALLTIME = -29
 # JOB_EXEC_* of PBS's job.h: a failed prologue or a failed hook before the job, memory limits, a node that did not join.
 _FAULTS: dict[int, Literal["node", "memory", "prologue"]] = {
@@ -158,7 +160,9 @@ class Pbs(Scheduler):
         if letter in _FINISHED:
             return _ended(job, comment)
         never = letter == "Q" and comment.startswith("Can Never Run")
-        return JobStatus(state=_STATES.get(letter, JobState.UNKNOWN), reason=comment, never=never)
+        preempted = letter == "S" and job.get("substate") == _SUSPENDED_BY_SCHEDULER
+        state = _STATES.get(letter, JobState.UNKNOWN)
+        return JobStatus(state=state, reason=comment, never=never, preempted=preempted)
 
     def cancel_argv(self, job_id: str) -> tuple[str, ...]:
         """One job per command, because an unknown id among several ids has crashed a server."""

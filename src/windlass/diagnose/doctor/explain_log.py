@@ -51,6 +51,7 @@ from windlass.errors import UsageError
 from windlass.model.finding import Finding, worst_first, worst_severity
 from windlass.node.sys.reading import UnreadableError, open_plain
 from windlass.run.failure.signs import ERROR_LINE, LOST_PEERS, Sign, log_signs
+from windlass.run.failure.verdict import read_verdict
 
 _LABEL_STARTS = frozenset(bytes([byte]) for byte in b"[ \t0123456789")
 _FILE_RANK = re.compile(r"rank[-_.]?([0-9]{1,6})(?!\d)")
@@ -84,6 +85,11 @@ traceback, `_LINE_WORK`. A log of many short lines is read in part: the ends of 
 _LINE_WORK, _MATCH_WORK = 14, 60
 _BYTES_PER_SAMPLE = 256
 
+_EXIT_CODE = re.compile(
+    r"(?:\btasks? [^:]{1,40}: |\brank \d{1,9} |task\(s\) )?\bexit(?:ed)?(?: with(?: exit)?)? code:? {1,8}[1-9]\d{0,2}",
+    re.I,
+)
+_ENDED = "ended-by-the-launcher"
 _TIMED_OUT = "collective timed out"
 
 
@@ -106,6 +112,10 @@ class LogReader:
         self._comm: CommLog | None = None
         self._meanings: dict[bytes, Meaning] = {}
         self._matches_left, self._work_left = _FREE_MATCHES, _FREE_WORK
+        self.judged = ""
+        """The verdict on the run whose logs these are. It is used if the logs do not explain the end."""
+        self._exited = ""
+        """The first exit code that a launcher reports."""
 
     def read(self, name: str, stream: BinaryIO, size_bytes: int) -> None:
         """Read this many bytes of one file."""
@@ -176,6 +186,8 @@ class LogReader:
         elif meaning.handling:
             self._forget_error(rank)
         elif meaning.sign is not None:
+            if not self._exited and (code := _EXIT_CODE.search(decode(text))):
+                self._exited = code[0].strip()
             self._note(meaning.sign, meaning.sign.title, f"{name}:{number}", rank, text, spot)
             if text.startswith(IGNORED):
                 self._ignoring.add(rank)
@@ -318,6 +330,10 @@ class LogReader:
         late = self._did_not_time_out()
         if late:
             return f"a collective timed out on the others, not on {late}: those did not come to it; see where they were"
+        if self.judged:
+            return self.judged
+        if self._exited and all(one.kind == _ENDED for one in found if one.severity == "note"):
+            return f"{self._exited}, and no line here says why: a rank left with a code, without printing an error"
         if any(one.severity == "note" for one in found):
             return "ranks lost each other, and no line here says why: the log of the one that ended first is missing"
         if worst == "warning":
@@ -337,9 +353,14 @@ class LogReader:
 
 
 def explain_files(paths: Iterable[Path], tell: Callable[[str], None]) -> LogReport:
-    """Read all of these files, and the files in these folders. Raises `UsageError` for an unreadable file."""
+    """Read all of these files, and the files in these folders. Raises `UsageError` for an unreadable file.
+
+    If no line of a run's logs says why it failed, the verdict is that of the run itself.
+    """
     reader = LogReader()
     for path in paths:
+        if (verdict := read_verdict(path)) is not None:
+            reader.judged = verdict.cause.line()
         for file in _files(path):
             with _open_log(file, None if file == path else path) as stream:
                 status = os.fstat(stream.fileno())

@@ -70,7 +70,7 @@ def check_ranks(
     for rank, report in first.items():
         found = [
             check_python(plan, report, environ),
-            check_torch(plan, report, silent_s),
+            check_torch(plan, report, silent_s, elsewhere=any("import_s" in other for other in reports.values())),
             check_place(report, plan.nodes, level),
             check_plugin(plan, context, report),
             check_providers(plan, context, report),
@@ -157,8 +157,12 @@ def _is_script(path: str) -> bool:
         return False
 
 
-def check_torch(plan: Plan, report: Mapping[str, Any], silent_s: float = 0.0) -> Finding:
-    """Check the torch of the ranks: installed, and built for these devices and their driver."""
+def check_torch(plan: Plan, report: Mapping[str, Any], silent_s: float = 0.0, *, elsewhere: bool = False) -> Finding:
+    """Check the torch of the ranks: installed, and built for these devices and their driver.
+
+    An import that has not ended is an error if ranks `elsewhere` have imported it. Otherwise the file system may only
+    be cold.
+    """
     torch = report.get("torch") or {}
     if "import_error" in report:
         remedy = "install it anew for this machine, in a fresh environment"
@@ -167,9 +171,12 @@ def check_torch(plan: Plan, report: Mapping[str, Any], silent_s: float = 0.0) ->
         return Finding("torch", "error", f"cannot be imported: {report['import_error']}", remedy)
     if report.get("importing") and silent_s:
         remedy = (
-            "leave the node out; where all nodes are slow: `windlass run --cache ENVIRONMENT` reads it once for all"
+            "leave the node out"
+            if elsewhere
+            else "a cold file system can be this slow: say it again; `windlass run --cache ENVIRONMENT` reads it once"
         )
-        return Finding("torch", "error", f"`import torch` has not ended after {silent_s:.0f} s", remedy)
+        late: Severity = "error" if elsewhere else "warning"
+        return Finding("torch", late, f"`import torch` has not ended after {silent_s:.0f} s", remedy)
     if not torch:
         remedy = "install it there, or name another interpreter with --python, --activate or --module"
         severity: Severity = "error" if plan.topology.devices else "warning"

@@ -28,7 +28,7 @@ _KERNEL = re.compile(
     re.IGNORECASE,
 )
 _STACK_S, _WRITTEN_S, _RECORD_S = 10.0, 3.0, 6.0
-"""The first flight record of a process takes seconds, because torch looks up the source lines of its stacks."""
+"""Before torch 2.4 the first flight record of a process takes seconds, because torch looks up source lines."""
 _MAX_LINES = 40
 _RAS_S, _MAX_RAS = 6.0, 1 << 20
 

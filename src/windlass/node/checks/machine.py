@@ -17,7 +17,7 @@ from windlass.node.sampler.readings import DeviceReading
 from windlass.node.sampler.readings import listed as names_in
 from windlass.node.sys.memory import memory_left
 from windlass.node.sys.text import binary_size, listed
-from windlass.node.sys.tools import MissingError, text_of
+from windlass.node.sys.tools import MissingError, output_of, text_of
 
 Expected = dict[str, Any]
 """`vendor`, `count` (as frameworks count), `cards`, `memory_bytes`. Empty if the plan has no devices."""
@@ -36,7 +36,28 @@ def check_devices(expected: Expected) -> list[Finding]:
     seen, tool, troubles = look(vendor)
     if not tool:
         return [_by_files(vendor, expected)]
-    return judge_devices(vendor, seen, expected, tool, troubles)
+    return judge_devices(vendor, seen, expected, tool, troubles, holders(vendor))
+
+
+def holders(vendor: str, root: str = "/") -> list[str]:
+    """Describe the processes that compute on the devices, of any user. Intel's driver does not list them for users."""
+    pids: list[str] = []
+    if vendor == "amd":
+        pids = names_in(os.path.join(root, "sys/class/kfd/kfd/proc"))
+    elif vendor == "nvidia" and _tool("nvidia-smi"):
+        try:
+            said = output_of("nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader", timeout_s=_TOOL_S)
+        except MissingError:
+            said = ""
+        pids = [line.strip() for line in said.splitlines()]
+    found = []
+    for pid in sorted({int(pid) for pid in pids if pid.isdigit()}):
+        folder = os.path.join(root, "proc", str(pid))
+        try:
+            found.append("%s (process %d, user %d)" % (text_of(folder + "/comm"), pid, os.stat(folder).st_uid))
+        except OSError:  # it has ended, or is in another container
+            continue
+    return found
 
 
 def look(vendor: str) -> tuple[list[DeviceReading], str, list[str]]:
@@ -59,11 +80,18 @@ def look(vendor: str) -> tuple[list[DeviceReading], str, list[str]]:
 
 
 def judge_devices(
-    vendor: str, seen: Sequence[DeviceReading], expected: Expected, tool: str, troubles: Sequence[str] = ()
+    vendor: str,
+    seen: Sequence[DeviceReading],
+    expected: Expected,
+    tool: str,
+    troubles: Sequence[str] = (),
+    others: Sequence[str] = (),
 ) -> list[Finding]:
+    """Judge the readings. `others`: processes that compute on the devices before the ranks have started."""
     found = [_count(vendor, seen, expected, tool)]
     if seen:
-        found += [_memory(seen, expected), _errors(seen, troubles), _clocks(seen)]
+        # AMD's list has the processes on devices of other jobs too: it only adds names to memory that is in use.
+        found += [_memory(seen, expected, others, alone=vendor == "nvidia"), _errors(seen, troubles), _clocks(seen)]
     elif troubles:
         found.append(fail("device-errors", "; ".join(troubles), "use another node, and tell the site's support"))
     return found
@@ -86,7 +114,7 @@ def _count(vendor: str, seen: Sequence[DeviceReading], expected: Expected, tool:
     return ok("devices", text, **facts)
 
 
-def _memory(seen: Sequence[DeviceReading], expected: Expected) -> Finding:
+def _memory(seen: Sequence[DeviceReading], expected: Expected, others: Sequence[str], *, alone: bool) -> Finding:
     wanted = expected.get("memory_bytes") or 0
     small = [
         d for d in seen if wanted and d.memory_total_bytes is not None and d.memory_total_bytes < wanted * LESS_MEMORY
@@ -95,9 +123,11 @@ def _memory(seen: Sequence[DeviceReading], expected: Expected) -> Finding:
         text = ", ".join("device %d has %s" % (d.place, binary_size(d.memory_total_bytes or 0)) for d in small)
         return fail("device-memory", "%s instead of %s" % (text, binary_size(wanted)), "is this the right node type?")
     busy = [d for d in seen if (d.memory_bytes or 0) > max(BUSY_BYTES, BUSY_SHARE * (d.memory_total_bytes or 0))]
-    if busy:
-        text = listed(["device %d: %s" % (d.place, binary_size(d.memory_bytes or 0)) for d in busy])
-        remedy = "see who holds it (the vendor's smi, `ps`); a process of an earlier job may be left on the node"
+    if busy or (others and alone):
+        text = listed([*("device %d: %s" % (d.place, binary_size(d.memory_bytes or 0)) for d in busy), *others])
+        remedy = "end them if they are yours; else leave the node out, or ask for whole nodes (--exclusive)"
+        if not others:
+            remedy = "see who holds it (the vendor's smi, `ps`); a process of an earlier job may be left on the node"
         return warn("device-memory", "in use before the run: %s" % text, remedy)
     sizes = sorted({binary_size(d.memory_total_bytes) for d in seen if d.memory_total_bytes})
     return ok("device-memory", "%s each, free" % " or ".join(sizes) if sizes else "free")

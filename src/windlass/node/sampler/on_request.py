@@ -105,10 +105,18 @@ def _dump_when_asked(handle: int, target: str) -> None:
                 _write_dump(path, dump)
 
 
-def _write_dump(target: str, dump: Callable[[], bytes]) -> None:
+def _without_stacks(dump: Callable[..., bytes]) -> bytes:
+    """Return the record without stacks. torch needs 10 s and more to find the source lines of C++ frames."""
+    try:
+        return dump(includeStackTraces=False)
+    except TypeError:  # a torch before 2.4
+        return dump()
+
+
+def _write_dump(target: str, dump: Callable[..., bytes]) -> None:
     partial = "%s.%d" % (target, os.getpid())
     try:
-        data = dump()
+        data = _without_stacks(dump)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(partial, flags, 0o600), "wb") as file:

@@ -237,7 +237,8 @@ def _ask_scheduler(plan: Plan, job_id: str | None, environ: Mapping[str, str]) -
     except WindlassError as error:
         return "unknown", f"{_NO_ANSWER} {job_id}: {error.message}"
     if status.state in _WAITING and not status.fault:
-        what = f"{plan.scheduler} reports that job {job_id} can never run" if status.never else f"job {job_id}"
+        fate = "can never run" if status.never else "was preempted" if status.preempted else ""
+        what = f"{plan.scheduler} reports that job {job_id} {fate}" if fate else f"job {job_id}"
         return "waiting", what + (f": {status.reason}" if status.reason else "")
     if status.state in _RUNNING:
         return "running", f"job {job_id}"
