@@ -44,18 +44,18 @@ def main(argv: list[str] | None = None) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", metavar="PATH", help="environment with bin/python (default: that of windlass)")
-    parser.add_argument("--import", dest="module", default="torch", metavar="MODULE", help="what is imported")
+    parser.add_argument("--import", dest="module", default="torch", metavar="MODULE", help="module to import")
     parser.add_argument("--nodes", metavar="N,N…", help="sizes (default 1,2,4)")
     parser.add_argument("--ranks", type=int, default=1, metavar="R", help="ranks on each node (default 1)")
     parser.add_argument("--cases", metavar="CASE,…", help=f"of {', '.join(CASES)} (default: all)")
     parser.add_argument("--repeats", type=int, default=5, metavar="K", help="rounds (default 5)")
-    parser.add_argument("--warmup", type=int, default=1, metavar="K", help="rounds before, discarded (default 1)")
+    parser.add_argument("--warmup", type=int, default=1, metavar="K", help="warm-up rounds, discarded (default 1)")
     parser.add_argument(
-        "--stages", action="store_true", help="show where the time of a miss went (records always hold it)"
+        "--stages", action="store_true", help="show how the time of a cache miss is spent (records always contain it)"
     )
     parser.add_argument("--latency", type=float, default=0.0, metavar="MS", help="latency of each call")
     parser.add_argument("--calls", type=float, default=0.0, metavar="RATE", help="calls a second, all nodes together")
-    parser.add_argument("--bandwidth", metavar="SIZE", help="bytes a second for all nodes together, as in 200M")
+    parser.add_argument("--bandwidth", metavar="SIZE", help="bytes a second for all nodes together, e.g. 200M")
     parser.add_argument("--work", metavar="DIR", help="folder for copies (default: a temporary one)")
     parser.add_argument("--output", metavar="FILE", help="write the record to this file")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
@@ -70,14 +70,14 @@ def run(args: argparse.Namespace) -> str:
         raise UsageError(f"--import {args.module} is not the name of a module", hint="e.g. --import torch")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise MachineError(
-            "no usable /dev/fuse: the shared file system of the measurement cannot be made",
+            "no usable /dev/fuse: the benchmark cannot create its shared file system",
             hint="as root: modprobe fuse; in a container it needs the device",
         )
     cases = _cases(args.cases)
     sizes = _sizes(args.nodes or "1,2,4")
     if args.repeats < 1 or args.ranks < 1 or args.warmup < 0:
         raise UsageError(
-            "--repeats and --ranks are 1 or more, --warmup is 0 or more", hint="leave one out to have its default"
+            "--repeats and --ranks are 1 or more, --warmup is 0 or more", hint="leave an option out to use its default"
         )
     limits = Limits(
         latency_s=args.latency / 1000,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Puts the table of attacks into docs/explanation/security.md, from what a test run wrote down.
+"""Put the table of attacks into results/security/README.md, from the record of a test run.
 
 WINDLASS_ATTACKS=results/security/attacks.jsonl pytest tests/attacks
 scripts/attacks_table.py results/security/attacks.jsonl
@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "security.md"
+PAGE = Path(__file__).parents[1] / "results" / "security" / "README.md"
 BEGIN, END = "<!-- attacks: begin -->", "<!-- attacks: end -->"
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Put the table of faults into docs/explanation/supervision.md, from the record of a test run.
+"""Put the table of faults into results/supervise/README.md, from the record of a test run.
 
 WINDLASS_FAULTS=results/supervise/faults.jsonl pytest tests/cluster/test_supervise*.py
 scripts/faults_table.py results/supervise/faults.jsonl
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "supervision.md"
+PAGE = Path(__file__).parents[1] / "results" / "supervise" / "README.md"
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 
 

@@ -243,12 +243,12 @@ def _checked(run: Run) -> Run:
         gone = [host for host in plan_hosts(run.plan) if host in bad]
         if len(gone) > spare:
             raise MachineError(
-                f"{gone[0]} must not be used ({bad[gone[0]]}), and no spare node can take its place",
+                f"{gone[0]} must not be used ({bad[gone[0]]}), and no spare node can replace it",
                 hint="ask for more nodes with --spares K; `windlass nodes forgive` uses it again",
             )
         context = msgspec.structs.replace(run.context, bad_hosts=(*run.context.bad_hosts, *found))
         plan = next_plan(run.plan, context, frozenset(bad))
-        run.view.note(f"windlass: a spare node takes the place of {', '.join(gone)}" if gone else "windlass: go on")
+        run.view.note(f"windlass: a spare node replaces {', '.join(gone)}" if gone else "windlass: continuing")
         run = dataclasses.replace(run, plan=plan, context=context)
         run.folder.save_plan(plan, run.secrets)
     raise MachineError("the check finds another bad node each time", hint="`windlass doctor` shows them all")

@@ -153,8 +153,8 @@ def test_the_user_may_give_a_pipe_of_the_shell_and_the_standard_input(tmp_path: 
         (f"{windlass} explain-log <(cat log)", "100,000 lines"),
         (f"cat log | {windlass} explain-log -", "100,000 lines"),
         (f"{windlass} explain-log - <log", "100,000 lines"),
-        (f"{windlass} diff <(cat plan.json) plan.json", "the plans agree"),
-        (f"cat plan.json | {windlass} diff plan.json -", "the plans agree"),
+        (f"{windlass} diff <(cat plan.json) plan.json", "the plans are equal"),
+        (f"cat plan.json | {windlass} diff plan.json -", "the plans are equal"),
         (f"yes | {windlass} diff plan.json -", "is larger than"),
         (f"{windlass} explain-log - </dev/zero", "is not a plain file"),
     ):

@@ -204,7 +204,7 @@ def test_who_can_swap_what_was_staged_is_told(tmp_path: Path) -> None:
                 timeout=120,
             )
             assert done.returncode == 0, done.stderr
-            assert (f"warning: uid {UID} can rename what lies in {place / name}" in done.stderr) is told, done.stderr
+            assert (f"warning: uid {UID} can rename files in {place / name}" in done.stderr) is told, done.stderr
 
 
 Member = tuple[str, bytes, str]

@@ -233,7 +233,7 @@ def test_a_plan_file_is_run_once_the_user_trusts_it_and_not_after_a_change(tmp_p
     refused = windlass("run", "--plan", file.name, cwd=tmp_path)
     assert refused.code == 2 and f"windlass runs trust '{file}'" in refused.stderr
     asked = in_process("runs", "trust", file.name, cwd=tmp_path)
-    assert asked.code == 2 and "no terminal" in asked.stderr
+    assert asked.code == 2 and "not a terminal" in asked.stderr
     shown = in_process("runs", "trust", file.name, "--yes", cwd=tmp_path)
     assert shown.code == 0 and "place.py" in shown.stderr
     assert windlass("run", "-q", "--plan", file.name, cwd=tmp_path).code == 0

@@ -57,7 +57,7 @@ def test_our_number_decides_and_none_is_warned_about(cluster: SlurmCluster, tmp_
     one = _windlass(cluster, tmp_path, "plan", "--gpus-per-node", "1")
     assert "--gres=gpu:1" in one.stdout and "--cpus-per-task=8" in one.stdout
     none = _windlass(cluster, tmp_path, "plan", "--gpus-per-node", "0")
-    assert "gres" not in none.stdout and "asks for no device, and its nodes have 2" in none.text
+    assert "gres" not in none.stdout and "requests no device, but its nodes have 2" in none.text
     many = _windlass(cluster, tmp_path, "plan", "--gpus-per-node", "3")
     assert many.code == 2 and "--gpus-per-node 3, but a node has 2" in many.stderr
 

@@ -56,7 +56,7 @@ def test_a_stopped_rank_is_a_hang_that_is_seen_named_and_survived(slurm: SlurmCl
         words = ("-r", "1", "--restarts", "1", "--hang-after", "8", "--grace", "1", *training.words("stop:13:1"))
         done = job.run_python(*words, timeout_s=240)
     assert done.code == 0, done.text
-    assert "rank 1 on nid0002 holds the others up: no output and no step for" in done.stderr
+    assert "rank 1 on nid0002 blocks the others: no output and no step for" in done.stderr
     assert "stopped (SIGSTOP)" in done.stderr
     assert training.losses() == reference(2, tmp_path)
     assert training.repeated() <= EVERY
@@ -107,7 +107,7 @@ def test_a_lost_node_is_replaced_by_a_spare_and_remembered(own_slurm: SlurmClust
             lose_node(slurm, "nid0002")
             _, said = child.communicate(timeout=240)
             assert child.returncode == 0, said
-            assert "node nid0002 does not answer any more" in said, said
+            assert "node nid0002 no longer responds" in said, said
             known = job.windlass("nodes", "list", env=state)
     assert training.losses() == reference(2, tmp_path)
     assert training.repeated() <= EVERY

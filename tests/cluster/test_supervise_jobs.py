@@ -45,7 +45,7 @@ def test_when_the_time_is_up_the_rest_goes_into_another_job(slurm: SlurmCluster,
     assert said.code == 0, said.text
     run = only_run(tmp_path)
     wait_until(lambda: _is_done(run), timeout_s=400, what="it is done", state=lambda: _log(run) + slurm.state())
-    assert "the rest goes into another job" in _log(run)
+    assert "the run continues in another job" in _log(run)
     assert job.windlass("runs", "list").stdout.startswith("done"), _log(run)
     assert training.losses() == reference(2, tmp_path)
     assert training.repeated() == 0

@@ -89,7 +89,7 @@ def test_a_trainer_with_a_killed_rank_goes_on_from_its_newest_checkpoint(
     with allocated(slurm, tmp_path, "-N2", "--ntasks-per-node=1", "--exclusive") as job:
         done = job.windlass("run", *words, *script, timeout_s=300, env=environment(tmp_path, FAULT="13"))
     assert done.code == 0, done.text
-    assert "starting again from the snapshot of step 10" in done.text
+    assert "restarting from the snapshot of step 10" in done.text
     check(name, tmp_path, only_run(tmp_path))
 
 
@@ -105,7 +105,7 @@ def test_a_trainer_whose_time_is_up_goes_on_in_another_job(slurm: SlurmCluster, 
     assert said.code == 0, said.text
     run = only_run(tmp_path)
     wait_until(lambda: _is_done(run), timeout_s=480, what="it is done", state=lambda: _log(run) + slurm.state())
-    assert "the rest goes into another job" in _log(run)
+    assert "the run continues in another job" in _log(run)
     assert "in the queue again" not in _log(run)  # only windlass submits the job again
     check(name, tmp_path, run)
 

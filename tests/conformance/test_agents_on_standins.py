@@ -59,5 +59,5 @@ def test_a_lost_node_is_replaced_by_a_spare(machine: Machine) -> None:
     (home / "lost").touch()
     machine.site.lose(machine.site.nodes[1])
     assert machine.wait(job_id, OVER) == (JobState.DONE, 0), machine.log()
-    assert re.search(r"node node2\S* does not answer any more", machine.log()), machine.log()
+    assert re.search(r"node node2\S* no longer responds", machine.log()), machine.log()
     assert [machine.lines(rank)[-1] for rank in range(4)] == ["node1", "node1", "node3", "node3"], machine.log()

@@ -158,7 +158,7 @@ def test_a_failed_run_is_started_again_with_agents_beside_it(machine: Machine) -
     assert machine.wait(job_id, OVER) == (JobState.DONE, 0), machine.log()
     assert (machine.site.home / "failed").exists()
     assert [machine.lines(rank)[-1] for rank in range(4)] == ["again"] * 4
-    assert "nobody watches" not in machine.log(), machine.log()
+    assert "the agents did not start" not in machine.log(), machine.log()
 
 
 def test_files_are_staged_to_the_nodes_of_a_job(machine: Machine) -> None:
@@ -254,7 +254,7 @@ def test_until_done_goes_on_in_another_job_of_the_same_flux(tmp_path: Path) -> N
         machine.wait(second, OVER)
         assert ": done" in machine.windlass("runs", "show", "run").stdout, machine.log()
         earlier = next((home / "run").glob("job-*.log")).read_text()
-        assert "asking the ranks to save and leave" in earlier
+        assert "asking the ranks to save and exit" in earlier
         assert "the allocation's time is up" in earlier
 
 

@@ -38,14 +38,14 @@ def old_run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["plan-frontier.json", "plan-cached.json"])
 def test_a_plan_can_be_compared_or_is_refused(name: str, tmp_path: Path) -> None:
     done = in_process("diff", str(FILES / name), str(FILES / name), cwd=tmp_path)
-    assert not is_read(done) or done.stdout == "the plans agree\n"
+    assert not is_read(done) or done.stdout == "the plans are equal\n"
 
 
 def test_a_plan_can_be_run_in_a_job_or_is_refused(tmp_path: Path) -> None:
     in_process("runs", "trust", str(FILES / "plan-frontier.json"), "--yes", cwd=tmp_path)
     done = in_process("run", "--plan", str(FILES / "plan-frontier.json"), cwd=tmp_path)
     assert done.code == 2
-    assert "is a plan for a slurm job, and this is not one" in done.stderr or not is_read(done)
+    assert "is a plan for a slurm job, and this is no such job" in done.stderr or not is_read(done)
 
 
 @pytest.mark.parametrize("old_run", ["failed", "restarted"], indirect=True)

@@ -90,7 +90,7 @@ def test_every_command_of_the_tutorial_works_as_printed(tmp_path: Path, run_fold
         "resuming after step 249",
         "done: loss",
         "windlass: rank 1 on node2 was killed by SIGKILL",
-        "windlass: the failure looks transient; starting again from the snapshot of step 249",
+        "windlass: the failure looks transient; restarting from the snapshot of step 249",
         "windlass: cache: 2 nodes asked the shared file system",
         "went-on: 1 of 2 starts failed",
         "report.html",

@@ -88,7 +88,7 @@ def tree_bytes(
     """
     folders = sorted({file.parent for file in _NODE.rglob("*.py")})
     if not folders:
-        raise ConfigError(f"{_NODE} has no modules", hint="windlass is not installed as a whole")
+        raise ConfigError(f"{_NODE} has no modules", hint="the windlass installation is incomplete")
     found = {
         f"{_dotted(folder)}/{file.name}": read_bytes(file, follow=True)
         for folder in folders

@@ -221,7 +221,7 @@ class Agents:
         raise AgentStartError(where, str(failed["failed"]), str(failed.get("kind", "")), hint=self._hint())
 
     def _hint(self) -> str:
-        return f"its words are in {self._folder.part(LOG_FILE)} and {OUT_FILE}; the run works without --cache too"
+        return f"see {self._folder.part(LOG_FILE)} and {OUT_FILE}; the run also works without --cache"
 
     def hear(self) -> None:
         """Read the new messages of the agents into `lines` and `streamed`."""

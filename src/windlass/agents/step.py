@@ -75,7 +75,7 @@ def start_node_step(
     """
     argv = (*_launch_argv(step, folder, environ), *program)
     holds = step.follows_stdin and not detached
-    explained = os_errors(f"start {argv[0]}", hint="is it installed here, and is a module missing?")
+    explained = os_errors(f"start {argv[0]}", hint="check that it is installed here; a module may be missing")
     out, log = map(folder.part, files)
     with _opened(out) as out_file, _opened(log) as log_file, explained:
         child = subprocess.Popen(
@@ -174,7 +174,8 @@ def broker_ranks(instance: tuple[str, ...], hosts: tuple[str, ...]) -> tuple[int
     missing = [host for host in hosts if host not in known]
     if missing:
         raise MachineError(
-            f"{missing[0]} has no broker in this Flux instance", hint="`flux getattr hostlist` lists those that have"
+            f"{missing[0]} has no broker in this Flux instance",
+            hint="`flux getattr hostlist` lists the nodes that have one",
         )
     return tuple(known[host] for host in hosts)
 

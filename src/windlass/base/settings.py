@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from windlass.base.centre import Centre
 
 _KNOWN = {
-    "WINDLASS_SITE": "name of the site, as --site",
-    "WINDLASS_SITE_FILE": "a site file of yours, as --site",
+    "WINDLASS_SITE": "name of the site, as in --site",
+    "WINDLASS_SITE_FILE": "your own site file, as in --site",
     "WINDLASS_SITE_CONFIG": "folder of the computing centre's files, set by its module (default: /etc/windlass)",
     "WINDLASS_CONFIG": "folder of the user's files (default: $XDG_CONFIG_HOME/windlass or ~/.config/windlass)",
-    "WINDLASS_RUNS": "folder under which run folders are made (default: ./runs)",
+    "WINDLASS_RUNS": "folder that contains the run folders (default: ./runs)",
     "WINDLASS_TRACES": "folder of the cache's recorded traces (default: $XDG_CACHE_HOME/windlass/traces)",
-    "WINDLASS_STATE": "folder for what is remembered between runs (default: $XDG_STATE_HOME/windlass)",
+    "WINDLASS_STATE": "folder for state that is kept between runs (default: $XDG_STATE_HOME/windlass)",
     "WINDLASS_ALLOW_LOGIN": "1: let `windlass run` start ranks on a node that looks like a login node",
 }
 
@@ -158,7 +158,7 @@ def read_config(path: Path, more: tuple[str, ...] = ()) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", hint="mend it, or move it away") from error
+        raise ConfigError(f"{path}: cannot be read: {error}", hint="correct it, or move it away") from error
     # imported here: most users have no such file, and `--help` needs no parser
     from windlass.base.tables import tomllib
 
@@ -166,7 +166,7 @@ def read_config(path: Path, more: tuple[str, ...] = ()) -> dict[str, Any]:
         table: dict[str, Any] = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{path}: not TOML: {error}", hint="mend it, or move it away: `windlass init` writes a new one"
+            f"{path}: not TOML: {error}", hint="correct it, or move it away: `windlass init` writes a new one"
         ) from error
     _check_config(path, {key: value for key, value in table.items() if key not in more})
     return table
@@ -192,7 +192,7 @@ def _check_config(path: Path, table: dict[str, Any]) -> None:
                 hint = f"did you mean {close}?" if close else f"known are {', '.join(known)}"
                 raise ConfigError(f"{path}: unknown key {where}{key}", hint=hint)
             if not isinstance(value, str) or not value:
-                raise ConfigError(f"{path}: {where}{key} is {value!r}", hint='give text, as in account = "abc123"')
+                raise ConfigError(f"{path}: {where}{key} is {value!r}", hint='give text, e.g. account = "abc123"')
 
 
 def known_settings() -> dict[str, str]:

@@ -42,8 +42,8 @@ class RankBarrier:
                     came = server.accept()[0]
                 except TimeoutError:
                     raise MachineError(
-                        f"only {len(found) + 1} of {self._size} ranks came to the barrier",
-                        hint="one of them failed or hangs: see the logs of the others (`windlass logs --rank all`)",
+                        f"only {len(found) + 1} of {self._size} ranks reached the barrier",
+                        hint="one rank failed or hangs: see the logs of the others (`windlass logs --rank all`)",
                     ) from None
                 if self._is_ours(came):
                     found.append(came)

@@ -39,7 +39,8 @@ class DdpOptions:
     def __post_init__(self) -> None:
         if min(self.batch, self.steps) < 1 or self.warmup < 0:
             raise UsageError(
-                "--batch and --steps must be 1 or more, --warmup 0 or more", hint="leave one out to have its default"
+                "--batch and --steps must be 1 or more, --warmup 0 or more",
+                hint="leave an option out to use its default",
             )
         for model in self.models:
             self.step(model, parallel=True)
@@ -189,7 +190,7 @@ def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]
             x_scale="log",
             level=level,
         )
-        made.append((f"{model}: what is left of one device's rate as ranks join", line_chart(chart)))
+        made.append((f"{model}: share of one device's rate, by number of ranks", line_chart(chart)))
     return made
 
 

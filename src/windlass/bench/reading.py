@@ -44,7 +44,7 @@ def _record_in(data: bytes, known: Known, *, where: str) -> BenchRecord:
     if not data.strip():
         raise ConfigError(
             f"{where}: empty, so no record of a benchmark",
-            hint="measure again, e.g. `windlass bench collectives --output FILE`; did the disk or your quota run full?",
+            hint="measure again, e.g. `windlass bench collectives --output FILE`; the disk or your quota may be full",
         )
     if looks_foreign(data):
         return parse_foreign(data, known, where=where)
@@ -82,7 +82,7 @@ def record_from_json(data: bytes, *, where: str) -> BenchRecord:
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
-            f"{where}: torn or not JSON: {error}", hint="was it still being written? measure again, or fetch it again"
+            f"{where}: torn or not JSON: {error}", hint="it may be incomplete: measure again, or copy it again"
         ) from error
     if head.record != RECORD_KIND:
         raise ConfigError(

@@ -136,11 +136,11 @@ def _read(file: Path) -> References:
     except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(
             f"{file}: not a file of reference figures: {error}",
-            hint="mend it, or move it away; `docs/reference/bench.md` shows one",
+            hint="correct it, or move it away; `docs/reference/bench.md` shows one",
         ) from error
     missing = {row.source for row in _rows(found)} - set(found.sources)
     if missing:
-        raise ConfigError(f"{file}: source {sorted(missing)[0]!r} is used but not told", hint="add [sources.NAME]")
+        raise ConfigError(f"{file}: source {sorted(missing)[0]!r} is used but not defined", hint="add [sources.NAME]")
     name = file.stem
     tables = {
         table: tuple(msgspec.structs.replace(row, source=f"{name}/{row.source}") for row in getattr(found, table))

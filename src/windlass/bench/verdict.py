@@ -104,9 +104,13 @@ def _bandwidth(
     if share >= LOW:
         return Finding("bandwidth", "warning", f"{op}: somewhat low for {who}: {figures}")
     if share >= TCP:
-        why = "fewer network cards than there are, or no GPUDirect?" if nodes > 1 else "a slower path between devices?"
+        why = "not all network cards in use, or no GPUDirect" if nodes > 1 else "possibly a slower path between devices"
         return Finding("bandwidth", "warning", f"{op}: low for {who}: {figures}; {why}")
-    why = "looks like TCP: is the plugin loaded?" if nodes > 1 else "looks like host memory, not the devices' own links"
+    why = (
+        "looks like TCP: check that the plugin is loaded"
+        if nodes > 1
+        else "looks like host memory, not the devices' own links"
+    )
     return Finding("bandwidth", "error", f"{op}: {why} {figures}")
 
 
@@ -124,7 +128,8 @@ def _latency(op: str, rows: Sequence[Measurement], nodes: int, name: str, refere
         Finding(
             "latency",
             "error",
-            f"{op}: small messages take {time_us:.0f} us, published {good:g}: looks like TCP: is the plugin loaded?",
+            f"{op}: small messages take {time_us:.0f} us, published {good:g}: looks like TCP: check that the plugin "
+            "is loaded",
         )
     ]
 

@@ -18,8 +18,10 @@ _RANKS = ("--ranks-per-node", "--gpus-per-node", "--device", "--ranks-per-device
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_request_options(parser, (*_PLACE, *JOB, *_RANKS, "--with", "--spares", "--name"))
     parser.usage = f"{parser.prog} [options] [-- COMMAND [ARGS…]]"
-    parser.add_argument("--dry-run", action="store_true", help="print the command, ask for nothing")
-    parser.add_argument("--json", action="store_true", help="with --dry-run: the command and the reason of each word")
+    parser.add_argument("--dry-run", action="store_true", help="print the command without running it")
+    parser.add_argument(
+        "--json", action="store_true", help="with --dry-run: print the command and the reason for each argument"
+    )
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:

@@ -16,15 +16,15 @@ from windlass.errors import unknown_name
 
 # One line of help for each sub-command.
 SUBS = {
-    "collectives": "bandwidth of all_reduce and its like, as nccl-tests shows it",
-    "matmul": "the honest ceiling of this device, in every type it has",
-    "ddp": "what DDP costs: one device, the node, all nodes",
+    "collectives": "bandwidth of all_reduce and other collectives, in the format of nccl-tests",
+    "matmul": "achievable peak rate of this device, for each data type",
+    "ddp": "cost of DDP: one device, one node, all nodes",
     "llm": "tokens/s, TFLOP/s and utilisation of a Llama-style training step",
-    "io": "can this file system feed the devices: files, tar, squashfs",
-    "scale": "one case at several sizes: what did more nodes buy?",
+    "io": "input rate of a file system: files, tar, squashfs",
+    "scale": "one case at several sizes: speed-up and efficiency",
     "report": "show records: text, JSON, an HTML page with plots",
-    "compare": "two records, case by case, against the noise",
-    "reference": "published figures, and a verdict about a record",
+    "compare": "compare two records case by case, with the noise",
+    "reference": "published figures, and whether a record reaches them",
 }
 # These sub-commands start no ranks in this allocation and share no options.
 _ALONE = ("report", "compare", "reference")

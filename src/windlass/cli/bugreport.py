@@ -33,6 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> Result:
     report = write_report(current_environ(), run=args.run, out=args.output, without=args.without, tell=tell)
     listing = "unzip -l" if report.path.suffix == ".zip" else "tar -tzf"
-    text = f"{report.summary}\nwritten: {report.path}\nlook before you send it: {listing} {report.path}"
+    text = f"{report.summary}\nwritten: {report.path}\ncheck its contents before you send it: {listing} {report.path}"
     data = {"path": str(report.path), "run": report.run, "files": report.files, "left_out": report.left_out}
     return Result(text=text, data=data)

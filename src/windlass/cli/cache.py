@@ -41,7 +41,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
     if action in {"-h", "--help", "--help-all"}:
         parser.parse_args(argv)
     if action not in SUBS:
-        raise UsageError(f"windlass cache {action}".rstrip(), hint=f"say one of {', '.join(SUBS)}")
+        raise UsageError(f"windlass cache {action}".rstrip(), hint=f"give one of {', '.join(SUBS)}")
     if action == "trace" and argv[1:2] == ["record"]:
         return _parse_record(parser, argv)
     given, rest = take_shared(parser, join_values(argv[1:]))
@@ -60,7 +60,7 @@ def sub_parser(parser: argparse.ArgumentParser, action: str) -> argparse.Argumen
     elif action == "trace record":
         own.usage = f"{own.prog} --root PATH [--root PATH…] -- COMMAND…"
         own.add_argument(
-            "--root", action="append", default=[], metavar="PATH", help="record what is read of this folder"
+            "--root", action="append", default=[], metavar="PATH", help="record which files of this folder are read"
         )
         own.add_argument(
             "--timeout", type=float, default=900.0, metavar="S", help="end the command after S seconds (900)"
@@ -69,7 +69,7 @@ def sub_parser(parser: argparse.ArgumentParser, action: str) -> argparse.Argumen
         own.add_argument("what", choices=("list", "show", "drop", "record"))
         own.add_argument("id", nargs="?", metavar="ID", help="of the list")
     else:
-        own.add_argument("run", nargs="?", metavar="RUN_DIR", help="which cache, where several are up")
+        own.add_argument("run", nargs="?", metavar="RUN_DIR", help="which cache, if several run")
     own.epilog = shared_text(parser)
     return own
 
@@ -108,7 +108,7 @@ def main(args: argparse.Namespace) -> Result:
 
 def _start(args: argparse.Namespace) -> Result:
     if not args.cache:
-        raise UsageError("no folder to show", hint="windlass cache start --root /path/to/env")
+        raise UsageError("no folder was given", hint="windlass cache start --root /path/to/env")
     environ = current_environ()
     args.name = "cache"
     began = time.monotonic()
@@ -132,7 +132,7 @@ def _start(args: argparse.Namespace) -> Result:
 def _record(args: argparse.Namespace, folder: Path) -> Result:
     if not args.root or not args.recorded:
         raise UsageError(
-            "a trace is recorded of a folder by a command",
+            "recording a trace needs a folder and a command",
             hint="windlass cache trace record --root ENV -- python -c 'import torch'",
         )
     if not args.timeout > 0:
@@ -161,7 +161,7 @@ def _trace(args: argparse.Namespace, folder: Path) -> Result:
         raise UsageError(f"windlass cache trace {args.what} needs an ID", hint="see `windlass cache trace list`")
     if args.what == "drop":
         drop_trace(folder, args.id)
-        return Result(text=f"{args.id} is dropped; the next run records a new one", data={"dropped": args.id})
+        return Result(text=f"{args.id} is removed. The next run records a new trace", data={"dropped": args.id})
     trace = show_trace(folder, args.id)
     rows = [
         {"path": os.fsdecode(touch.path), "offset": touch.offset, "length": touch.length} for touch in trace.touches

@@ -18,4 +18,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> Result:
     """Compare the plans. The exit code is 0 if they agree and 1 if they differ, as in diff."""
     lines = diff_lines(*(read_plan("/dev/stdin" if name == "-" else name) for name in (args.a, args.b)))
-    return Result(text="\n".join(lines) or "the plans agree", data=lines, exit_code=1 if lines else 0)
+    return Result(text="\n".join(lines) or "the plans are equal", data=lines, exit_code=1 if lines else 0)

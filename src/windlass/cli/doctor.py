@@ -26,9 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_request_options(parser, (*OWN_RANKS, "--master-port", "--run-dir"))
     parser.usage = f"{parser.prog} [--quick | --full] [options] [SCRIPT.py [ARGS…]]"
     level = parser.add_mutually_exclusive_group()
-    level.add_argument("--quick", action="store_true", help="seconds: without torch and without collectives")
-    level.add_argument("--full", action="store_true", help="minutes: find the slow node, link or device by bisection")
-    parser.add_argument("--all", action="store_true", help="show the checks that do not apply here too")
+    level.add_argument("--quick", action="store_true", help="checks that take seconds: no torch, no collectives")
+    level.add_argument(
+        "--full", action="store_true", help="checks that take minutes: find the slow node, link or device by bisection"
+    )
+    parser.add_argument("--all", action="store_true", help="also show the checks that do not apply here")
     parser.add_argument("--json", action="store_true")
 
 

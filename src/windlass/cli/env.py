@@ -33,33 +33,42 @@ PROGRESS = {"pack": "packing", "check": "reading the environment"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true")
     sub = parser.add_subparsers(dest="action", required=True, metavar="plan | create PATH | check PATH | pack PATH")
-    plan = sub.add_parser("plan", help="what would be done at a site, step by step, each with its reason")
-    create = sub.add_parser("create", help="do it, here")
+    plan = sub.add_parser("plan", help="show the steps for a site, each with its reason")
+    create = sub.add_parser("create", help="create the environment on this machine")
     for box in (plan, create):
-        box.add_argument("--site", metavar="NAME", help="the machine that it is meant for (default: this one)")
+        box.add_argument("--site", metavar="NAME", help="target machine (default: this one)")
         box.add_argument(
             "--with", dest="extras", metavar="LIST", default="", help=f"packages: {','.join(wheel_table().extras)}, …"
         )
-        box.add_argument("--torch", metavar="VERSION", default="", help="2.10.0, 2.10.0+cu128, +rocm7.1; none: without")
+        box.add_argument(
+            "--torch",
+            metavar="VERSION",
+            default="",
+            help="version, build or both: 2.10.0, 2.10.0+cu128, +rocm7.1; none: no torch",
+        )
         box.add_argument("--torch-index", metavar="URL", default="", help="index for torch; none: as pip is configured")
         box.add_argument("--python", metavar="PYTHON", default="", help="interpreter of a venv, version for conda")
-        box.add_argument("--image", metavar="IMAGE", default="", help="the image beneath, where the site uses one")
+        box.add_argument("--image", metavar="IMAGE", default="", help="base image, if the site uses one")
     plan.add_argument(
-        "--path", metavar="PATH", default="", help="where to (default: the site's place for environments)"
+        "--path", metavar="PATH", default="", help="target folder (default: the site's folder for environments)"
     )
     plan.add_argument(
-        "--account", "-A", metavar="NAME", default="", help="your project, in the site's place (default: config.toml)"
+        "--account",
+        "-A",
+        metavar="NAME",
+        default="",
+        help="your project, for the site's folder (default: from config.toml)",
     )
     plan.add_argument("--format", choices=("text", "script"), default="text")
-    create.add_argument("path", metavar="PATH", help="the environment's folder, which must not be there")
-    check = sub.add_parser("check", help="what is inside, and whether it will work on a site")
-    check.add_argument("path", metavar="PATH", nargs="?", help="its folder (default: the active environment)")
-    check.add_argument("--site", metavar="NAME", help="the machine that it is meant for (default: this one)")
-    pack = sub.add_parser("pack", help="one archive that works wherever it is unpacked, for windlass stage")
-    pack.add_argument("path", metavar="PATH", help="the environment's folder")
+    create.add_argument("path", metavar="PATH", help="folder of the environment; it must not exist")
+    check = sub.add_parser("check", help="show its packages, and whether it works on a site")
+    check.add_argument("path", metavar="PATH", nargs="?", help="folder of the environment (default: the active one)")
+    check.add_argument("--site", metavar="NAME", help="target machine (default: this one)")
+    pack = sub.add_parser("pack", help="write a relocatable archive, for windlass stage")
+    pack.add_argument("path", metavar="PATH", help="folder of the environment")
     pack.add_argument("--output", "-o", metavar="FILE", help=".tar.gz (default), .tar.zst, .tar, .sqsh or .squashfs")
     pack.add_argument("--with-python", action="store_true", help="pack the interpreter of a venv too")
-    pack.add_argument("--force", action="store_true", help="replace an archive of that name")
+    pack.add_argument("--force", action="store_true", help="replace an existing archive")
 
 
 def main(args: argparse.Namespace) -> Result:

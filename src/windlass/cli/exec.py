@@ -20,11 +20,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} [RUN] [--node NODE | --rank R] [--timeout S] -- COMMAND [ARGS…]"
     parser.add_argument("run", nargs="?", metavar="RUN", help="a run folder or its name (default: the last run)")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--node", metavar="NODE", help="a node by its name or its number (default: the first)")
+    where.add_argument("--node", metavar="NODE", help="a node, by name or number (default: the first)")
     where.add_argument(
         "--rank", type=int, metavar="R", help="the node of this rank, whose process is $WINDLASS_RANK_PID"
     )
-    parser.add_argument("--timeout", type=float, default=_TIMEOUT_S, metavar="S", help="end it after so long (1 hour)")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=_TIMEOUT_S,
+        metavar="S",
+        help="end the command after S seconds (default: 1 hour)",
+    )
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
@@ -36,7 +42,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
 
 def main(args: argparse.Namespace) -> Result:
     if not args.command:
-        raise UsageError("nothing to run", hint="write it behind two dashes: windlass exec RUN -- nvidia-smi")
+        raise UsageError("nothing to run", hint="write the command after --, e.g. windlass exec RUN -- nvidia-smi")
     if not 0 < args.timeout < float("inf"):
         raise UsageError(f"--timeout {args.timeout:g}", hint="give seconds, more than 0")
     environ = current_environ()

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_request_options(parser, _CHOOSING)
     add_here(parser)
     parser.usage = f"{parser.prog} NAME [RUN | options] | RUN"
-    parser.add_argument("name_to_explain", metavar="NAME", help="a variable or an option, as in NCCL_NET or --cpu-bind")
+    parser.add_argument("name_to_explain", metavar="NAME", help="a variable or an option, e.g. NCCL_NET or --cpu-bind")
     parser.add_argument("run", nargs="?", metavar="RUN", help="a run or a saved plan")
     parser.add_argument("--json", action="store_true")
 

@@ -19,7 +19,7 @@ PROGRESS = "reading the logs"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", metavar="FILE", help="log files or run folders; - is the standard input")
-    parser.add_argument("--all", action="store_true", help="explain the harmless lines too")
+    parser.add_argument("--all", action="store_true", help="also explain the harmless lines")
     parser.add_argument("--json", action="store_true")
 
 

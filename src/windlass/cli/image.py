@@ -35,20 +35,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="action", required=True, metavar="plan SPEC | build SPEC | check IMAGE | inject IMAGE"
     )
     _add_recipe_options(sub)
-    check = sub.add_parser("check", help="what is inside, and what will happen with it on a site")
-    inject = sub.add_parser("inject", help="what of the host would be put into it, in which order, and why")
+    check = sub.add_parser("check", help="show its libraries, and whether it works on a site")
+    inject = sub.add_parser("inject", help="show which host libraries windlass adds, in which order, and why")
     for box in (check, inject):
         box.add_argument("image", help="a folder, a squashfs or SIF file, or an OCI archive")
-        box.add_argument("--site", metavar="NAME", required=box is inject, help="the machine that it is meant for")
-        box.add_argument("--host-libs", metavar="DIR[:DIR]", help="take the host's network libraries from here")
-        box.add_argument("--host-root", metavar="DIR", help="an unpacked copy of a node, instead of this machine")
+        box.add_argument("--site", metavar="NAME", required=box is inject, help="target machine")
+        box.add_argument("--host-libs", metavar="DIR[:DIR]", help="folder with the host's network libraries")
+        box.add_argument(
+            "--host-root", metavar="DIR", help="unpacked copy of a node's file system, instead of this machine"
+        )
 
 
 def _add_recipe_options(sub: Any) -> None:
-    plan = sub.add_parser("plan", help="the recipe of an image as text, each step with its reason")
-    build = sub.add_parser("build", help="build it with the builder that is here")
+    plan = sub.add_parser("plan", help="print the recipe of an image, each step with its reason")
+    build = sub.add_parser("build", help="build it with podman, buildah, docker or apptainer")
     for box in (plan, build):
-        box.add_argument("spec", help=f"{', '.join(spec_names())}, or a TOML file of yours")
+        box.add_argument("spec", help=f"{', '.join(spec_names())}, or your own TOML file")
         box.add_argument("--with", dest="extras", metavar="LIST", help=f"steps: {','.join(EXTRAS)}; none: no step")
         box.add_argument(
             "--set", action="append", default=[], metavar="NAME=VALUE", help="another version of a component"
@@ -56,13 +58,13 @@ def _add_recipe_options(sub: Any) -> None:
     plan.add_argument("--format", choices=FORMATS, default=FORMATS[0])
     plan.add_argument("--output", metavar="DIR", help="write the recipe and all files that a build needs")
     build.add_argument("--tag", metavar="NAME", help="name of the image (default: localhost/windlass/SPEC:latest)")
-    build.add_argument("--builder", choices=BUILDERS, help="default: the first that is here")
-    build.add_argument("--builder-arg", action="append", default=[], metavar="WORD", help="a word for the builder")
+    build.add_argument("--builder", choices=BUILDERS, help="default: the first that is installed")
+    build.add_argument("--builder-arg", action="append", default=[], metavar="WORD", help="argument for the builder")
     build.add_argument(
         "--host-libs", metavar="DIR", help="derive an image with these libraries of the host in it (-ss)"
     )
-    build.add_argument("--sif", metavar="FILE", help="write it as a SIF file too")
-    build.add_argument("--log", metavar="FILE", help="where to keep the builder's output")
+    build.add_argument("--sif", metavar="FILE", help="also write it as a SIF file")
+    build.add_argument("--log", metavar="FILE", help="file for the builder's output")
 
 
 def main(args: argparse.Namespace) -> Result:
@@ -75,7 +77,7 @@ def _chosen(args: argparse.Namespace) -> dict[str, str]:
     for text in args.set:
         name, equals, value = text.partition("=")
         if not equals or not name or not value:
-            raise UsageError(f"--set {text}: not NAME=VALUE", hint="as in --set libfabric=2.2.0")
+            raise UsageError(f"--set {text}: not NAME=VALUE", hint="e.g. --set libfabric=2.2.0")
         found[name] = value
     return found
 
@@ -108,7 +110,7 @@ def _build(args: argparse.Namespace) -> Result:
     log = (
         Path(args.log).expanduser() if args.log else Path(f"windlass-build-{recipe.name}-{time.strftime('%H%M%S')}.log")
     )
-    say(f"windlass: building {recipe.name} with {builder[0]}; it says what it does in {log.absolute()}")
+    say(f"windlass: building {recipe.name} with {builder[0]}; log: {log.absolute()}")
     built = build_image(
         recipe,
         tag=args.tag or f"localhost/windlass/{recipe.name}:latest",
@@ -144,7 +146,7 @@ def _host_root(args: argparse.Namespace) -> str:
     if args.host_root and not Path(args.host_root).is_dir():
         raise UsageError(
             f"--host-root {args.host_root}: there is no such folder",
-            hint="give the folder under which the host is seen, or leave it out",
+            hint="give the folder with the copy of the host, or leave --host-root out",
         )
     return str(Path(args.host_root).absolute()) if args.host_root else "/"
 

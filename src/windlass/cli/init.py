@@ -26,12 +26,12 @@ from windlass.sites.detect import Detection, detect_site
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--account", "-A", metavar="NAME", help="who pays for jobs")
+    parser.add_argument("--account", "-A", metavar="NAME", help="account that pays for jobs")
     parser.add_argument("--partition", "--queue", "-p", dest="partition", metavar="NAME")
     parser.add_argument("--qos", metavar="NAME")
-    parser.add_argument("--time", "-t", metavar="TIME", help="time limit of a job that names none")
-    parser.add_argument("--runs", metavar="DIR", help="folder under which run folders are made")
-    parser.add_argument("--site", metavar="NAME", help="the machine that this is, where detection is wrong")
+    parser.add_argument("--time", "-t", metavar="TIME", help="time limit of jobs without --time")
+    parser.add_argument("--runs", metavar="DIR", help="folder that contains the run folders")
+    parser.add_argument("--site", metavar="NAME", help="name of this machine, if detection is wrong")
     parser.add_argument("--for", dest="only_at", metavar="SITE", help="job options for this site only")
     parser.add_argument(
         "--everywhere", action="store_true", help="job options for all sites, not only the detected one"
@@ -63,7 +63,7 @@ def main(args: argparse.Namespace) -> Result:
         rest = {key: value for key, value in keys.items() if key not in own}
         path = write_config(settings.config_dir, None, rest) if rest else path
         lines += [f"{key} = {value}" + (f" (at {at})" if at and key in own else "") for key, value in keys.items()]
-        lines += [f"written to {path}; an option on the command line counts more"]
+        lines += [f"written to {path}; command-line options override it"]
     elif adopted is None:
         lines += ["nothing to write; next: windlass init --account NAME --partition NAME"]
     data = {"path": str(path) if path else None, "keys": keys, "adopted": str(adopted.path) if adopted else None}
@@ -74,7 +74,7 @@ def _refuse_unknown(args: argparse.Namespace, folders: ConfigFolders) -> None:
     names = site_names(folders)
     for flag, name in (("--site", args.site), ("--for", args.only_at)):
         if name is not None and name not in names:
-            raise UsageError(f"{flag} {name}: no such site", hint="`windlass sites list` has them all")
+            raise UsageError(f"{flag} {name}: no such site", hint="`windlass sites list` lists them")
 
 
 def _given(args: argparse.Namespace) -> dict[str, str]:

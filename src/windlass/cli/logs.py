@@ -30,11 +30,9 @@ _ASK_S = 5.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", metavar="RUN_DIR", help="a run folder or its name (default: the last run)")
     parser.add_argument("--rank", default="0", metavar="RANKS", help="0 (default), 0,3-5 or all")
-    parser.add_argument("--attempt", type=int, metavar="N", help="of the N-th start, for a run that was started again")
-    parser.add_argument("--follow", "-f", action="store_true", help="go on until the run ends")
-    parser.add_argument(
-        "--where", action="store_true", help="host, CPUs, device and process id that each rank really got"
-    )
+    parser.add_argument("--attempt", type=int, metavar="N", help="output of the N-th start, if the run was restarted")
+    parser.add_argument("--follow", "-f", action="store_true", help="print new lines until the run ends")
+    parser.add_argument("--where", action="store_true", help="print host, CPUs, device and process id of each rank")
     parser.add_argument("--json", action="store_true")
 
 
@@ -42,7 +40,9 @@ def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
     folder = find_run(args.run, read_settings(environ).runs_dir)
     if args.follow and (args.json or args.where or args.attempt is not None):
-        raise UsageError("--follow shows lines as they come", hint="leave --json, --where and --attempt out")
+        raise UsageError(
+            "--follow shows lines as they come", hint="--follow cannot be combined with --json, --where or --attempt"
+        )
     start = folder.path if args.attempt is None else _attempt(folder, args.attempt)
     plan = read_plan(start if (start / PLAN_FILE).exists() else folder.path)
     if args.where:

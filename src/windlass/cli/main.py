@@ -103,7 +103,7 @@ class _Parser(argparse.ArgumentParser):
             close = names.get(other or "", "") or names.get(nearest(said, names) or "")
             hint = f"did you mean {close}? " if close else ""
         self.print_usage(sys.stderr)
-        text = f"{self.prog}: error: {message}\n  hint: {hint}`{self.prog} --help` tells its options, with examples"
+        text = f"{self.prog}: error: {message}\n  hint: {hint}`{self.prog} --help` shows its options and examples"
         self.exit(2, for_stream(text, sys.stderr) + "\n")
 
     def format_help(self) -> str:

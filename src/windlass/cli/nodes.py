@@ -19,9 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--site", metavar="NAME", help="only nodes of this machine")
     parser.add_argument("--json", action="store_true")
     sub = parser.add_subparsers(dest="action", required=True, metavar="list | forgive HOSTS")
-    sub.add_parser("list", help="which nodes are avoided, why, and until when")
+    sub.add_parser("list", help="list the avoided nodes, with the reason and the end")
     pardon = sub.add_parser("forgive", help="use these nodes again")
-    pardon.add_argument("hosts", nargs="*", metavar="HOSTS", help="as in nid[0001-0004]")
+    pardon.add_argument("hosts", nargs="*", metavar="HOSTS", help="e.g. nid[0001-0004]")
     pardon.add_argument("--all", action="store_true", help="all of them")
 
 
@@ -35,7 +35,7 @@ def main(args: argparse.Namespace) -> Result:
         ]
         return Result(text="\n".join(table_lines(rows)) or "no node is avoided", data=nodes)
     if bool(args.hosts) == args.all:
-        raise UsageError("nodes forgive: whom?", hint="give hosts as in nid[0001-0004], or --all")
+        raise UsageError("nodes forgive: no hosts were given", hint="give hosts, e.g. nid[0001-0004], or --all")
     wanted = None if args.all else frozenset(host for text in args.hosts for host in expand_hostlist(text))
     gone = forgive(settings.state_dir, wanted, args.site)
     unknown = sorted((wanted or frozenset()) - {node.host for node in gone})

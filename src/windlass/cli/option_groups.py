@@ -129,7 +129,9 @@ def cache_options(texts: list[str]) -> dict[str, Any]:
             found["cache_readers"] = int(value)
         elif key == "store":
             if not value:
-                raise UsageError("--cache-set store has an empty value", hint="is a variable of your shell not set?")
+                raise UsageError(
+                    "--cache-set store has an empty value", hint="perhaps a variable of your shell is not set"
+                )
             found["cache_store"] = value
         else:
             values: Mapping[str, object] = _PLACEMENTS if key == "placement" else _SWITCH
@@ -146,7 +148,9 @@ def profile_option(text: str | None) -> dict[str, Any]:
     tool, _, rest = text.partition(":")
     ranks, colon, steps = rest.partition(":")
     if colon and not (re.fullmatch(r"\d{1,9}", steps) and 1 <= int(steps) <= _MAX_PROFILE_STEPS):
-        raise UsageError(f"--profile {text}", hint=f"give 1 to {_MAX_PROFILE_STEPS} steps: a trace of more fills disks")
+        raise UsageError(
+            f"--profile {text}", hint=f"give 1 to {_MAX_PROFILE_STEPS} steps, because longer traces fill disks"
+        )
     found: dict[str, Any] = {"profile": tool}
     if ranks:
         found["profile_ranks"] = ",".join(map(str, dict.fromkeys(parse_ranks(ranks, "--profile"))))

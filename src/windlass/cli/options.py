@@ -27,6 +27,7 @@ from windlass.errors import MachineError, UsageError, unknown_name
 from windlass.model.request import AUTO, SITE_CACHES, Request
 from windlass.node.sys.reading import open_plain
 from windlass.plan.command import nested_launcher
+from windlass.run.folder import PLAN_FILE
 
 CommandKind = Literal["script", "module", "command", "none"]
 _SHELL_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".pbs")
@@ -73,7 +74,10 @@ def parse_with_command(
         if option in refused:
             line = quote_words((*parser.prog.split(), *options, option, *(word for word in command if word != option)))
             raise UsageError(f"{option} is among the arguments of {command[0]}", hint=f"write {line}")
-        say(f"windlass: {option} stands after the script and goes to it; for windlass, put it before {command[0]}")
+        say(
+            f"windlass: {option} comes after the script, so the script gets it. To give it to windlass, write it "
+            f"before {command[0]}"
+        )
     return args
 
 
@@ -229,7 +233,7 @@ def _refuse_impossible(args: argparse.Namespace) -> None:
         if (getattr(args, name) or 0) < 0:
             raise UsageError(f"--{name} {getattr(args, name)}", hint="give 0 or more")
     if args.hang_after is not None and not 1 <= args.hang_after < float("inf"):
-        hint = "give seconds, 1 or more: longer than any step of yours"
+        hint = "give seconds, 1 or more: longer than your longest step"
         raise UsageError(f"--hang-after {args.hang_after:g}", hint=hint)
     for name in ("bind", "runtime", "container_arg", "host_libs"):
         if getattr(args, name) and not args.container:
@@ -271,7 +275,7 @@ def _working_folder() -> str:
     try:
         return str(Path.cwd())
     except FileNotFoundError:
-        raise MachineError("the folder that you are in does not exist any more", hint="cd to one that does") from None
+        raise MachineError("the current folder no longer exists", hint="change to an existing folder") from None
 
 
 def _with_typed_script(command: tuple[str, ...], *, fills: bool) -> tuple[str, ...]:
@@ -295,7 +299,7 @@ def _refuse_empty(args: argparse.Namespace) -> None:
     for name, value in vars(args).items():
         if name != "command" and (value == "" or (isinstance(value, list) and "" in value)):
             flag = flags.get(name, "--" + name.replace("_", "-"))
-            raise UsageError(f"{flag} has an empty value", hint="is a variable of your shell not set?")
+            raise UsageError(f"{flag} has an empty value", hint="perhaps a variable of your shell is not set")
 
 
 def _check_command(
@@ -307,15 +311,20 @@ def _check_command(
     first = command[0]
     path = Path(first)
     if path.is_dir() and not (path / "__main__.py").exists():
-        raise UsageError(f"{first} is a folder", hint="give a script, -m MODULE, or -- COMMAND")
+        hint = "give a script, -m MODULE, or -- COMMAND"
+        if (path / PLAN_FILE).exists():
+            hint = f"`windlass explain {quote_words((first,))}` shows the settings of this run; for a new run, {hint}"
+        raise UsageError(f"{first} is a folder", hint=hint)
     if first.endswith((".py", ".pyz")) or path.is_dir():
         if not path.exists() and getattr(args, "script_may_be_missing", False):
-            say(f"windlass: script {first} does not exist here; the plan shows what would be around it")
+            say(f"windlass: script {first} does not exist here; the plan shows everything around it")
         elif not path.exists():
             raise UsageError(f"script {first} does not exist", hint=f"looked in {Path.cwd()}")
         return kind
     if first == "-":
-        raise UsageError("a script from standard input", hint="write it to a file: every rank reads it, on every node")
+        raise UsageError(
+            "a script from standard input", hint="write it to a file, because every rank on every node reads it"
+        )
     if path.is_file() and os.access(path, os.X_OK) and "/" in first:
         return "command"
     if path.is_file() and (first.endswith(_SHELL_SCRIPTS) or _names_a_shell(path)):

@@ -58,15 +58,15 @@ def next_steps(
     cluster = (settings.site or detection.name) != "workstation"
     steps: list[tuple[str, str]] = []
     if cluster and not in_job and settings.job == JobDefaults() and not settings.job_at:
-        steps.append(("windlass init", "keep account, partition and time, so that you need not repeat them"))
+        steps.append(("windlass init", "save account, partition and time as defaults"))
     if last is not None and last.state in {"failed", "killed", "resumable"}:
-        steps.append((f"windlass runs show {_name(last)}", "what happened to the last run"))
-        steps.append((f"windlass runs resume {_name(last)}", "go on where it was"))
+        steps.append((f"windlass runs show {_name(last)}", "show what happened to the last run"))
+        steps.append((f"windlass runs resume {_name(last)}", "continue it from its last snapshot"))
     elif last is not None:
-        steps.append((f"windlass logs {_name(last)}", "output of the last run"))
-    steps.append(("windlass plan train.py", "what would run and why; starts nothing"))
+        steps.append((f"windlass logs {_name(last)}", "show the output of the last run"))
+    steps.append(("windlass plan train.py", "show what would run, and why; starts nothing"))
     if cluster and not in_job:
-        steps.append(("windlass submit --nodes 2 train.py", "hand it to the scheduler"))
+        steps.append(("windlass submit --nodes 2 train.py", "submit it to the scheduler"))
     else:
         steps.append(("windlass run train.py", "run it, one rank per device"))
     steps.append(("windlass --help", "all commands"))

@@ -26,8 +26,10 @@ PROGRESS = "planning"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_request_options(parser)
     add_here(parser)
-    parser.add_argument("--json", action="store_true", help="the plan itself, for `windlass diff` and `run --plan`")
-    parser.add_argument("--explain", action="store_true", help="the reason and the source of every line")
+    parser.add_argument(
+        "--json", action="store_true", help="print the plan as JSON, for `windlass diff` and `run --plan`"
+    )
+    parser.add_argument("--explain", action="store_true", help="print the reason and the source of every line")
     parser.add_argument("--script", action="store_true", help="print the rank script too")
     parser.add_argument("--picture", metavar="FILE", help="write the map of a node as an SVG picture")
 
@@ -63,9 +65,9 @@ def _write_picture(plan: Plan, path: Path) -> None:
 
     drawn = node_picture(plan.binding, plan.topology, headline(plan))
     if not drawn:
-        hint = "inside a job it is looked at; --site NAME draws a machine of the catalog"
+        hint = "run it inside a job, which reads the node, or draw a machine of the catalog with --site NAME"
         raise UsageError(f"--picture: the cores of a node of {plan.site} are not known here", hint=hint)
     try:
         replace_text(path, drawn, 0o644)
     except OSError as error:
-        raise UsageError(f"--picture: {path} cannot be written: {error.strerror}", hint="give another file") from None
+        raise UsageError(f"--picture: {path} cannot be written: {error.strerror}", hint="give another path") from None

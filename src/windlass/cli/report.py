@@ -25,14 +25,15 @@ PROGRESS = "reading the run"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", metavar="RUN", help="folder or name of a run (default: the last one)")
-    parser.add_argument("--against", metavar="RUN", help="another run with the same work per rank, as of one node")
+    parser.add_argument("--against", metavar="RUN", help="another run with the same work per rank, e.g. on one node")
     parser.add_argument(
-        "--format", choices=("html", "text", "jobreport"), default="html", help="html (default) writes the page too"
+        "--format", choices=("html", "text", "jobreport"), default="html", help="html (default) also writes the page"
     )
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help=f"where the page goes (default: {PAGE_FILE} in the run folder, or here if it is not yours)",
+        help=f"path of the page (default: {PAGE_FILE} in the run folder, or the current folder if the run folder is "
+        "not yours)",
     )
     parser.add_argument("--json", action="store_true")
 

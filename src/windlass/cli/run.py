@@ -37,7 +37,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
                     hint="make a new plan with `windlass plan --json`, or leave --plan out",
                 )
         if args.command:
-            raise UsageError("--plan and a command were given", hint="the plan says what to run")
+            raise UsageError("--plan and a command were given", hint="the plan contains the command: leave yours out")
     return args
 
 

@@ -27,17 +27,17 @@ from windlass.run.supervise.attempts import records
 from windlass.run.supervise.runs import RunState, choose_cleanable, find_folders, find_run, state_of, stop_run
 
 _DAY_S = 86400.0
-_RUN = "folder of a run, or its name as `list` shows it"
+_RUN = "run folder, or its name from `list`"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     sub = parser.add_subparsers(dest="action", required=True, metavar="list | show | resume | stop | trust | clean")
-    listing = sub.add_parser("list", help="all runs, their state and why they ended")
+    listing = sub.add_parser("list", help="list all runs, their state and why they ended")
     listing.add_argument("--json", action="store_true")
-    show = sub.add_parser("show", help="one run: every attempt with its cause, snapshots, evidence")
+    show = sub.add_parser("show", help="show one run: attempts with causes, snapshots, evidence")
     show.add_argument("run", nargs="?", metavar="RUN", help=f"{_RUN} (default: the last one)")
     show.add_argument("--json", action="store_true")
-    resume = sub.add_parser("resume", help="go on where it was: here, in this allocation, or in a new job")
+    resume = sub.add_parser("resume", help="continue from the last snapshot: here, in this allocation, or in a new job")
     resume.add_argument("run", nargs="?", metavar="RUN", help=f"{_RUN} (default: the last one)")
     resume.add_argument("--nodes", "-N", type=int, metavar="N", help="another number of nodes")
     resume.add_argument("--ranks-per-node", "-r", type=int, metavar="R", help="another number of ranks per node")
@@ -45,14 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     resume.add_argument("--quiet", "-q", action="store_true")
     stop = sub.add_parser("stop", help="ask the ranks to save and leave, and end the run")
     stop.add_argument("run", metavar="RUN", help=_RUN)
-    trust = sub.add_parser("trust", help="show what a run folder or a plan of others would run, and trust it")
-    trust.add_argument("what", metavar="RUN|PLAN", help=f"{_RUN}; or a file with a plan")
-    trust.add_argument("--yes", action="store_true", help="do not ask")
-    clean = sub.add_parser("clean", help="remove folders of runs that are done")
-    clean.add_argument("--older-than", default="0", metavar="DAYS", help="only those without change for so many days")
-    clean.add_argument("--keep", type=int, default=0, metavar="N", help="the newest N stay")
-    clean.add_argument("--failed", action="store_true", help="those that failed, were stopped or killed too")
-    clean.add_argument("--yes", action="store_true", help="do it; without, only say what would go")
+    trust = sub.add_parser("trust", help="show what another user's run folder or plan would run, and trust it")
+    trust.add_argument("what", metavar="RUN|PLAN", help=f"{_RUN}, or a plan file")
+    trust.add_argument("--yes", action="store_true", help="trust it without asking")
+    clean = sub.add_parser("clean", help="remove the folders of finished runs")
+    clean.add_argument("--older-than", default="0", metavar="DAYS", help="only runs without a change for DAYS days")
+    clean.add_argument("--keep", type=int, default=0, metavar="N", help="keep the newest N")
+    clean.add_argument("--failed", action="store_true", help="also runs that failed, were stopped or were killed")
+    clean.add_argument("--yes", action="store_true", help="remove them (default: only list them)")
     clean.add_argument("--json", action="store_true")
 
 
@@ -79,7 +79,7 @@ def main(args: argparse.Namespace) -> Result:
 
 def _list(settings: Settings, environ: dict[str, str]) -> Result:
     states = [state_of(folder, environ) for folder in find_folders(settings.runs_dir)]
-    none = f"no runs in {settings.runs_dir} (WINDLASS_RUNS says where they are)"
+    none = f"no runs in {settings.runs_dir} (set WINDLASS_RUNS if they are elsewhere)"
     return Result(text="\n".join(table_lines([_row(state) for state in states], right=(2,))) or none, data=states)
 
 
@@ -163,11 +163,11 @@ def _trust(args: argparse.Namespace, settings: Settings, environ: dict[str, str]
         given = settings.runs_dir.expanduser().absolute() / args.what
     path = given.parent if given.name == PLAN_FILE and is_run(given) else given
     if path.is_dir() and not any((path / name).exists() for name in (PLAN_FILE, COMMAND_FILE)):
-        raise UsageError(f"{path} is not a run folder", hint="`windlass runs list` shows what there is")
+        raise UsageError(f"{path} is not a run folder", hint="`windlass runs list` shows all runs")
     if not args.yes and not can_ask():
-        raise UsageError("cannot ask whether you trust it: this is no terminal", hint="--yes trusts it unseen")
+        raise UsageError("cannot ask for confirmation: this is not a terminal", hint="--yes trusts it without asking")
     if not confirm_trust(path, environ, ask=not args.yes):
-        raise UsageError(f"{path} is not trusted", hint="commands that only show it still work")
+        raise UsageError(f"{path} is not trusted", hint="commands that only read it still work")
     return Result(text=f"{path} is trusted")
 
 
@@ -179,12 +179,12 @@ def _clean(args: argparse.Namespace, settings: Settings, environ: dict[str, str]
     lines = [f"{'removed' if args.yes else 'would remove'} {state.path} ({state.state})" for state in chosen.gone]
     lines += [f"kept {state.path}: it holds its snapshots" for state in chosen.kept]
     lines += [
-        f"kept {s.path}: it is a link, or has no signature of yours (windlass runs trust {quote(s.path)})"
+        f"kept {s.path}: it is a link, or does not have your signature (windlass runs trust {quote(s.path)})"
         for s in chosen.foreign
     ]
     if args.yes:
         chosen.remove()
     elif chosen.gone:
-        lines.append("nothing was removed: say --yes to do it")
+        lines.append("nothing was removed. Add --yes to remove these folders")
     data = [msgspec.to_builtins(state) for state in chosen.gone]
     return Result(text="\n".join(lines) or "nothing to remove", data=data)

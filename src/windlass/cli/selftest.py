@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_request_options(parser, (*PLACE, "--ranks-per-node", *_ENVIRONMENT, *CONTAINER))
     parser.usage = f"{parser.prog} [options] [--bundle FILE]"
     parser.add_argument(
-        "--bundle", metavar="FILE", help="where to write it (default: windlass-selftest-SITE-TIME.tar.gz)"
+        "--bundle", metavar="FILE", help="path of the file (default: windlass-selftest-SITE-TIME.tar.gz)"
     )
     parser.add_argument("--json", action="store_true")
 
@@ -37,7 +37,7 @@ def main(args: argparse.Namespace) -> Result:
     args.kind, args.command, args.name, args.comm_log = "none", [], "selftest", "0"
     view = api.terminal_view("none", sys.stdout, sys.stderr, environ)
     done = api.selftest(request_from(args, environ), environ=environ, view=view, bundle=args.bundle)
-    hidden = "docs/howto/send-a-selftest.md says what is in it and what is not."
+    hidden = "docs/howto/send-a-selftest.md lists what it contains."
     text = "\n".join([*finding_lines(done.findings), "", f"bundle: {done.bundle}", hidden])
     bad = done.record.exit_code or int(worst_severity(done.findings) == "error")
     return Result(text=text, data={"bundle": str(done.bundle), "findings": done.findings}, exit_code=bad)

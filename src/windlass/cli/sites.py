@@ -91,8 +91,8 @@ def adopted_text(seen: Measurements, path: str, *, by_name: bool) -> str:
     rows = (
         ("scheduler", seen.scheduler),
         ("queues", ", ".join(queue.name for queue in seen.queues) or "none told"),
-        ("launcher", seen.launcher or f"not told; that of {seen.extends} is taken"),
-        ("fabric", seen.network or ("none seen" if seen.node else "not known without a node")),
+        ("launcher", seen.launcher or f"unknown; windlass uses that of {seen.extends}"),
+        ("fabric", seen.network or ("none seen" if seen.node else "unknown, because no node was measured")),
         ("modules", " ".join(seen.modules)),
         ("node", node),
     )
@@ -262,18 +262,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sub = parser.add_subparsers(
         dest="action", required=True, metavar="list | show [NAME] | detect | adopt NAME | check FILE"
     )
-    for name, text in (("list", "all machines"), ("detect", "what machine am I on, and how do you know")):
+    for name, text in (("list", "all machines"), ("detect", "show which machine this is, and the evidence")):
         sub.add_parser(name, help=text)
-    show = sub.add_parser("show", help="everything known about one machine, with sources")
-    show.add_argument("name", nargs="?", metavar="NAME", help="default: the machine that this is")
+    show = sub.add_parser("show", help="show all facts about one machine, with sources")
+    show.add_argument("name", nargs="?", metavar="NAME", help="default: this machine")
     show.add_argument("--partition")
     adopt = sub.add_parser("adopt", help="measure this cluster and write a site file of it")
-    adopt.add_argument("name", help="what to call it; `--site NAME` finds it then")
+    adopt.add_argument("name", help="its name, for `--site NAME`")
     adopt.add_argument(
-        "--output", metavar="FILE", help="where to write (default: sites/NAME.toml in the config folder)"
+        "--output", metavar="FILE", help="path of the file (default: sites/NAME.toml in the config folder)"
     )
-    adopt.add_argument("--force", action="store_true", help="replace a file that is there")
-    check = sub.add_parser("check", help="validate a site file of yours")
+    adopt.add_argument("--force", action="store_true", help="replace an existing file")
+    check = sub.add_parser("check", help="validate your own site file")
     check.add_argument("files", nargs="+", metavar="FILE")
 
 

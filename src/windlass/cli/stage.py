@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sources", nargs="+", metavar="SRC", help="folders, archives, images")
     parser.add_argument("--to", required=True, metavar="DIR", help="folder on each node; ${NAME} is expanded there")
     parser.add_argument("--extract", action="store_true", help="unpack archives, mount squashfs images")
-    parser.add_argument("--shard", action="store_true", help="each node gets its part of the files, not all")
+    parser.add_argument("--shard", action="store_true", help="each node gets a part of the files, not all")
     parser.add_argument(
-        "--one-reader", action="store_true", help="the first node alone reads SRC, which may lie on that node"
+        "--one-reader", action="store_true", help="only the first node reads SRC, which may be local to that node"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan, copy nothing")
     parser.add_argument("--json", action="store_true")
@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> Result:
         rate = done.bytes_per_node / max(done.seconds, 1e-3)
         text += f" ({size_text(done.bytes_per_node)} a node, {size_text(rate)}/s)"
     for warning in done.warnings:
-        say(f"windlass: warning: {warning}, what was staged there included")
+        say(f"windlass: warning: {warning}, including the staged files")
     if done.mounted:
         text += f"\nmounted until: windlass cache stop {done.folder.path}"
     data = {"to": args.to, "nodes": done.plan.nodes, "seconds": round(done.seconds, 3)}

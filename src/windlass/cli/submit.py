@@ -19,7 +19,7 @@ PROGRESS = "submitting"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_request_options(parser)
-    parser.add_argument("--dry-run", action="store_true", help="print the batch script, submit and write nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the batch script; do not submit, do not write")
     parser.add_argument("--standalone", action="store_true", help="a script that needs no windlass in the job")
     parser.add_argument("--json", action="store_true")
 

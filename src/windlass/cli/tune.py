@@ -45,15 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--objective",
         choices=("step", "seconds", "busbw"),
         default="step",
-        help="time of a step (default), of the whole run, or the bandwidth of an all-reduce",
+        help="what to improve: step time (default), duration of the run, or all-reduce bandwidth",
     )
     tune.add_argument(
-        "--space", metavar="FILE", help="settings and values to try, as TOML (default: what fits the site)"
+        "--space", metavar="FILE", help="TOML file of settings and values to try (default: chosen for the site)"
     )
-    tune.add_argument("--repeats", type=int, default=3, metavar="N", help="trials of each choice that may be the best")
-    tune.add_argument("--most-trials", type=int, default=60, metavar="N", help="end the search after so many")
-    tune.add_argument("--timeout", type=float, default=600.0, metavar="S", help="a longer trial has failed")
-    tune.add_argument("--keep", action="store_true", help="write the winner into your overlay of the site")
+    tune.add_argument("--repeats", type=int, default=3, metavar="N", help="trials of each candidate")
+    tune.add_argument("--most-trials", type=int, default=60, metavar="N", help="maximum number of trials")
+    tune.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="a trial that takes longer counts as failed"
+    )
+    tune.add_argument("--keep", action="store_true", help="write the best settings into your overlay of the site")
     tune.add_argument("--json", action="store_true")
 
 
@@ -118,7 +120,7 @@ def main(args: argparse.Namespace) -> Result:
         lines += _keep(verdict, plan, space, settings.folders, objective)
     elif verdict.winner:
         lines.append(
-            "--keep writes it into your overlay of the site; or set it by hand: " + _flags(verdict.winner, space)
+            "--keep writes it into your overlay of the site, or set it with:  " + _flags(verdict.winner, space)
         )
     lines.append(f"trials: {folder.path}")
     return Result(text="\n".join(lines), data=verdict, exit_code=0 if verdict.default_value is not None else 1)

@@ -32,10 +32,12 @@ Seen = tuple[Job, tuple[Finding, ...]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", metavar="RUN", help="a run folder or its name (default: the last run)")
-    parser.add_argument("--once", action="store_true", help="show it once and end")
-    parser.add_argument("--json", action="store_true", help="findings and all rows, once")
-    parser.add_argument("--every", type=float, metavar="S", help="seconds between two looks (default: as samples come)")
-    parser.add_argument("--demo", nargs="?", const="8", metavar="NODES", help="show a job that does not exist")
+    parser.add_argument("--once", action="store_true", help="print the state once and exit")
+    parser.add_argument("--json", action="store_true", help="print findings and all rows, once")
+    parser.add_argument(
+        "--every", type=float, metavar="S", help="seconds between updates (default: when samples arrive)"
+    )
+    parser.add_argument("--demo", nargs="?", const="8", metavar="NODES", help="show an example job")
     parser.add_argument(
         "--prometheus", metavar="FILE|PORT", help="write the figures to a text file, or serve them on a local port"
     )
@@ -79,7 +81,9 @@ def _check(args: argparse.Namespace) -> None:
     if port is not None and not 0 < port < 65536:
         raise UsageError(f"--prometheus {port}", hint="give a port from 1 to 65535, or a file")
     if port is not None and (args.once or args.json):
-        raise UsageError("--prometheus PORT with --once", hint="the port is open as long as windlass watch runs")
+        raise UsageError(
+            "--prometheus PORT with --once", hint="leave --once out: the port is open while windlass watch runs"
+        )
 
 
 def _port(args: argparse.Namespace) -> int | None:

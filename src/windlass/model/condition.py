@@ -74,7 +74,7 @@ class When(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
         if self.device_unit is not None:
             parts.append(f"a device is a {self.device_unit}")
         if self.option is not None:
-            parts.append(f"asked for (--with {self.option})")
+            parts.append(f"requested (--with {self.option})")
         if self.module is not None:
             parts.append(f"module {self.module}")
         if self.exists is not None:

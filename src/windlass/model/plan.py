@@ -346,11 +346,13 @@ def plan_from_json(data: bytes, *, where: str = "plan") -> Plan:
         if version > PLAN_VERSION:
             raise VersionError(
                 f"{where}: plan version {version} is newer than this windlass reads ({PLAN_VERSION})",
-                hint="use the windlass that wrote it, or make the plan anew",
+                hint="use the windlass that wrote it, or create the plan again",
             )
         plan = from_json(data if version >= _FINDINGS_SINCE else _with_findings(data), Plan)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ConfigError(f"{where}: not a plan: {error}", hint="make it anew with `windlass plan --json`") from error
+        raise ConfigError(
+            f"{where}: not a plan: {error}", hint="create it again with `windlass plan --json`"
+        ) from error
     _check_counts(plan, where)
     _check_words_for_shells(plan, where)
     return plan
@@ -372,7 +374,7 @@ def _check_counts(plan: Plan, where: str) -> None:
     elif plan.world_size != plan.nodes * plan.ranks_per_node:
         wrong = f"{plan.nodes} nodes x {plan.ranks_per_node} ranks are not {plan.world_size} ranks"
     if wrong:
-        hint = "it is damaged: make it again with `windlass plan --json`"
+        hint = "it is damaged: create it again with `windlass plan --json`"
         raise ConfigError(f"{where}: not a plan: {wrong}", hint=hint)
 
 
@@ -391,11 +393,11 @@ def _check_words_for_shells(plan: Plan, where: str) -> None:
     if wrong is not None:
         raise ConfigError(
             f"{where}: {wrong[:80]!r} is not the name of a variable",
-            hint="a plan has letters, digits and _ in names",
+            hint="use letters, digits and _ in names",
         )
     logged = plan.request.comm_log
     if logged is not None and not re.fullmatch(r"all|\d{1,9}(,\d{1,9})*", logged):
         raise ConfigError(
             f"{where}: comm_log must be all or rank numbers, not {logged[:80]!r}",
-            hint="it is damaged: make it again with `windlass plan --json`",
+            hint="it is damaged: create it again with `windlass plan --json`",
         )

@@ -77,5 +77,5 @@ def record_from_json(data: bytes, *, where: str = "record") -> RunRecord:
     except msgspec.DecodeError as error:
         raise ConfigError(
             f"{where}: not a record of a run: {error}",
-            hint="it is damaged; the output of the run is in `out` beside it",
+            hint="it is damaged; the output of the run is in `out` in the same folder",
         ) from error

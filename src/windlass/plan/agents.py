@@ -61,10 +61,10 @@ HOSTS_FILE = "agent-hosts"
 READY_S = 30.0
 STAGE_S = 4 * 3600.0
 """Deadline for agents of `windlass stage`: they are up only after staging has finished."""
-_INTERPRETER = "a Python from 3.9 on that the node has; where it has none, the one of windlass travels"
-_ASIDE = "set aside on each node: the site keeps them free for agents"
-_SPARE = "of each node, where no rank is bound"
-_SHARED = "no core is to spare: agents share those of the ranks"
+_INTERPRETER = "a Python 3.9 or newer on the node; without one, windlass sends its own"
+_ASIDE = "reserved on each node: the site keeps them free for agents"
+_SPARE = "of each node, to which no rank is bound"
+_SHARED = "no core is free: agents share the cores of the ranks"
 
 
 def plan_agents(plan: Plan) -> AgentsPlan | None:
@@ -120,11 +120,11 @@ def _services(request: Request, *, mps: bool = False) -> tuple[AgentService, ...
 
 
 _REASONS: dict[AgentService, str] = {
-    "cache": "the nodes read the folders of --cache once and hand them on",
-    "heartbeat": "a rank that hangs or dies is noticed on its node, and the run can start again",
+    "cache": "the nodes read the folders of --cache once and forward them to each other",
+    "heartbeat": "agents detect a rank that hangs or dies, so that the run can restart",
     "mps": "the ranks of a device run at the same time, and not in time slices",
-    "sampler": "nodes and steps are looked at every few seconds, for `windlass watch`",
-    "stage": "the nodes hand on what they get",
+    "sampler": "agents sample nodes and steps every few seconds, for `windlass watch`",
+    "stage": "the nodes forward the data to each other",
 }
 
 

@@ -41,7 +41,7 @@ def edit_arguments(defaults: tuple[Argument, ...], edits: tuple[str, ...], *, fl
             _remove(out, edit[1:].strip(), flag)
             continue
         words = _words(edit, flag)
-        made = Argument(words=words, because="you asked for it", origin=origin)
+        made = Argument(words=words, because="requested by you", origin=origin)
         key = argument_key(words)
         for index, old in enumerate(out):
             if argument_key(old.words) == key and _is_option(old):
@@ -58,9 +58,9 @@ def _words(edit: str, flag: str) -> tuple[str, ...]:
     `-l filesystems=home:flare` is two arguments. `--comment=two words` and everything that is not an option is one.
     """
     if not edit.strip():
-        raise UsageError(f"{flag} has an empty value", hint="give an option as in --name=value or '-x value'")
+        raise UsageError(f"{flag} has an empty value", hint="write --name=value or '-x value'")
     if flag == "--directive" and "\n" in edit:
-        raise UsageError(f"--directive {edit!r} has a line break", hint="a directive of a batch script is one line")
+        raise UsageError(f"--directive {edit!r} has a line break", hint="write each directive on one line")
     head, space, tail = edit.partition(" ")
     if space and head.startswith("-") and "=" not in head:
         return (head, tail.strip())
@@ -222,6 +222,6 @@ def batch_directives(
 
 
 def rank_limits(site: Site, facts: Facts) -> tuple[Argument, ...]:
-    core = Argument(words=("-c", "0"), because="thousands of core files fill a file system and help nobody")
+    core = Argument(words=("-c", "0"), because="thousands of core files would fill the file system")
     own = tuple(_argument(a) for a in site.file.limits if holds(a.when, facts))
     return own if any(a.words[:1] == ("-c",) for a in own) else (core, *own)

@@ -29,7 +29,7 @@ REDIRECTED = (
     "CONDA_PREFIX",
 )
 FLAG = Origin(scope="flag", where="--cache")
-_BECAUSE = "the nodes share one reading of these folders instead of asking the shared file system each for itself"
+_BECAUSE = "the nodes share one read of these folders, so that not every node reads the shared file system"
 
 
 def plan_cache(
@@ -174,14 +174,14 @@ def with_view(container: ContainerPlan | None, cache: CachePlan | None) -> Conta
     runtime = get_runtime(container.runtime)
     if runtime.starts_task:
         raise UsageError(
-            f"--cache cannot be used with {runtime.name}: it makes the container before the node's view is known",
+            f"--cache cannot be used with {runtime.name}: it creates the container before the node's view exists",
             hint="push the environment to the nodes with `windlass stage` instead",
         )
     mounts = tuple(
         Mount(
             source="${" + VIEW_VARIABLE + "}" + root.path,
             target=root.path,
-            because="inside the container the cache stands where the folder itself would be",
+            because="inside the container, the cache is mounted at the path of the folder",
             origin=FLAG,  # not a read-only bind, which some runtimes lack: the view itself is read-only
         )
         for root in cache.roots
@@ -191,7 +191,7 @@ def with_view(container: ContainerPlan | None, cache: CachePlan | None) -> Conta
         if problem:
             raise UsageError(
                 f"--cache {mount.target} cannot be shown by {runtime.name}: {problem}",
-                hint="leave --cache out, or use another container runtime (--runtime)",
+                hint="leave --cache out, or choose another container runtime with --runtime",
             )
     hidden = {root.path for root in cache.roots}
     kept = tuple(mount for mount in container.mounts if mount.target not in hidden)

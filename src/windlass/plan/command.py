@@ -73,8 +73,8 @@ def refuse_nested_launcher(command: tuple[str, ...], nodes: int, ranks_per_node:
         )
     if nodes > 1 and name in _TORCHRUN and not _knows_other_nodes(command):
         raise UsageError(
-            f"{name} is not told of the {nodes} nodes: each would train alone",
-            hint=f"leave it out (windlass starts the ranks), or write {_torchrun_words(name, '')}",
+            f"{name} gets no arguments for the {nodes} nodes: each node would train alone",
+            hint=f"leave it out, because windlass starts the ranks, or write {_torchrun_words(name, '')}",
         )
     return f"{name} runs inside windlass, one per node: its workers get no binding from windlass"
 

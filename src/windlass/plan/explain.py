@@ -54,7 +54,7 @@ def find_name(
         known |= {a.name for a in (*plan.launch, *plan.directives)} | ({"agents"} if plan.agents else set())
         close = nearest(name, known)
         raise UsageError(
-            f"{name}: neither this plan nor the catalog entry of {site.name} has it",
+            f"{name}: not in this plan, and not in the catalog entry of {site.name}",
             hint=(f"did you mean {close}? " if close else "")
             + "`windlass plan --explain` or `windlass explain RUN` shows all settings with their reasons",
         )

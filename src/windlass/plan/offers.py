@@ -89,7 +89,8 @@ def refuse_planned_directives(directives: Iterable[str]) -> None:
         option = _OPTIONS.get(found["name"], "--gpus-per-node" if "g" in found["name"].lower() else "--ranks-per-node")
         exact = found["name"] in {"--gres", "--gpus-per-node", *_OPTIONS} and value
         raise UsageError(
-            f"--directive {directive}: the plan would not have it", hint=f"say {option} {value if exact else 'N'}"
+            f"--directive {directive}: the plan would not contain its effect",
+            hint=f"say {option} {value if exact else 'N'}",
         )
 
 

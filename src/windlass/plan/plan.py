@@ -143,7 +143,7 @@ def _binding(request: Request, site: Site, topology: Topology, shape: Shape) -> 
     if not topology.cores:
         return Binding(
             ranks=tuple(RankBinding(local_rank=i) for i in range(shape.ranks_per_node)),
-            because="the node is not known here: the job looks at its own node and binds then",
+            because="the node is unknown here: the job reads its own node and binds then",
             by_launcher=False,
         )
     asked = binding_request_from_site(
@@ -164,8 +164,8 @@ def _binding(request: Request, site: Site, topology: Topology, shape: Shape) -> 
     launcher = get_launcher(shape.launcher)
     if made.variable and not launcher.takes_binding_words:
         raise UsageError(
-            f"--cpu-bind {request.cpu_bind} with the {shape.launcher} launcher, which takes no words for it",
-            hint="give a list as in 0-3:4-7, or auto",
+            f"--cpu-bind {request.cpu_bind} with the {shape.launcher} launcher: it does not accept binding keywords",
+            hint="give a list, e.g. 0-3:4-7, or auto",
         )
     if shape.cores_unknown:
         return _left_to_launcher(made)
@@ -194,7 +194,7 @@ def _left_to_launcher(made: Binding) -> Binding:
     The job has parts of nodes. Each node may have assigned other cores than this one, so one list cannot fit all nodes.
     """
     ranks = tuple(msgspec.structs.replace(rank, cpus=(), nic=None) for rank in made.ranks)
-    because = "the job has parts of its nodes, not the same cores on each: the launcher divides what there is"
+    because = "the job has different cores on each node: the launcher distributes them"
     return msgspec.structs.replace(made, ranks=ranks, because=because, by_launcher=True)
 
 
@@ -267,7 +267,7 @@ def _prologue(request: Request, context: PlanningContext, facts: Facts) -> tuple
     ]
     if request.activate and context.activate_kind:
         lines += [
-            Prologue(line=line, because="you asked for it", origin=Origin(scope="flag", where="--activate"))
+            Prologue(line=line, because="requested by you", origin=Origin(scope="flag", where="--activate"))
             for line in activation_lines(request.activate, context.activate_kind)
         ]
     return tuple(lines)

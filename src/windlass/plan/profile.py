@@ -34,7 +34,7 @@ def check_profile(request: Request, world_size: int) -> None:
     if max(ranks) >= world_size:
         raise UsageError(
             f"--profile {request.profile}:{request.profile_ranks}: there are ranks 0 to {world_size - 1}",
-            hint="choose among them",
+            hint="choose ranks in this range",
         )
 
 

@@ -79,7 +79,7 @@ def check_queue(request: Request, queues: Sequence[QueueSpec], nodes: int, defau
     problem = _problem(queue, nodes, seconds) if queue else None
     if queue is not None and problem:
         fitting = [q.name for q in queues if q is not queue and not q.by_name and _problem(q, nodes, seconds) is None]
-        hint = f"these take it: {', '.join(fitting)}" if fitting else "change --nodes or --time"
+        hint = f"these accept it: {', '.join(fitting)}" if fitting else "change --nodes or --time"
         raise UsageError(f"{queue.kind} {queue.name} {problem}", hint=hint)
 
 
@@ -104,7 +104,7 @@ def refuse_incomplete(request: Request, site: Site) -> None:
     spec = site.file.scheduler
     if spec.account_required and not request.account:
         raise UsageError(
-            f"{site.name} needs an account", hint="add --account NAME; `windlass init --account NAME` keeps it"
+            f"{site.name} needs an account", hint="add --account NAME; `windlass init --account NAME` saves it"
         )
     if spec.time_required and not request.time:
         raise UsageError(f"{site.name} refuses jobs without a time limit", hint="add --time, e.g. --time 1h")
@@ -118,7 +118,8 @@ def queue_gpus(site: Site, name: str | None, gpus: int | None) -> bool:
     if gpus not in queue.gpus:
         given = ", ".join(str(count) for count in queue.gpus)
         raise UsageError(
-            f"{site.name}: queue {queue.name} gives {given} GPUs, not {gpus or 0}", hint="say one with --gpus-per-node"
+            f"{site.name}: queue {queue.name} gives {given} GPUs, not {gpus or 0}",
+            hint="give one of them with --gpus-per-node",
         )
     return True
 
@@ -151,9 +152,9 @@ def _named(site: Site, name: str | None, kinds: tuple[str, ...], flag: str, rema
     if close and is_slip(name, close):
         raise UsageError(
             f"{flag} {name}: {site.name} has no such {rows[0].kind}",
-            hint=f"did you mean {close}? known: {', '.join(names)}; if it is new, say it by --directive",
+            hint=f"did you mean {close}? known: {', '.join(names)}; give a new one with --directive",
         )
-    text = f"{flag} {name} is not among the {_plural(rows[0].kind)} that windlass knows of {site.name}"
+    text = f"{flag} {name} is not among the {_plural(rows[0].kind)} in windlass's catalog entry of {site.name}"
     remarks.append(Finding("queue-unknown", "warning", text, f"known: {', '.join(names)}"))
     return None
 
@@ -182,11 +183,11 @@ def _checked(
         return []
     others = (q for q in site.file.queues if q.kind == queue.kind and q.devices and (q.nodes_max or not q.by_name))
     fitting = [q.name for q in others if q is not queue and _problem(q, nodes, seconds) is None]
-    hint = f"these take it: {', '.join(fitting)}" if fitting else "change --nodes or --time"
+    hint = f"these accept it: {', '.join(fitting)}" if fitting else "change --nodes or --time"
     text = f"{site.name}: {queue.kind} {queue.name} {problem}"
     if not queue.firm:
-        return [Finding("queue-limit", "warning", f"{text}, by a report that is not confirmed", hint)]
-    raise UsageError(f"{text}, and no other takes the job" if chosen and not fitting else text, hint=hint)
+        return [Finding("queue-limit", "warning", f"{text}, according to an unconfirmed report", hint)]
+    raise UsageError(f"{text}, and no other one accepts the job" if chosen and not fitting else text, hint=hint)
 
 
 def _without_devices(site: Site, queue: QueueSpec) -> UsageError:
@@ -194,7 +195,7 @@ def _without_devices(site: Site, queue: QueueSpec) -> UsageError:
     others = [q.name for q in site.file.queues if q.devices and q.kind == queue.kind and not q.by_name]
     return UsageError(
         f"{site.name}: {queue.kind} {queue.name} has nodes without accelerators",
-        hint=f"those with: {', '.join(others)}; for CPU nodes write a site file of your own and give it by --site",
+        hint=f"with accelerators: {', '.join(others)}; for CPU nodes, write a site file and give it with --site",
     )
 
 

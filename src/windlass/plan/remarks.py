@@ -85,8 +85,8 @@ def _not_carried(context: PlanningContext, shape: Shape, environment: tuple[Sett
     planned = {setting.name for setting in environment}
     names = sorted(name for name in context.users_environment if _STEERS.match(name) and name not in planned)
     if names:
-        text = f"{shape.scheduler} does not carry variables of your shell into the job: {', '.join(names)}"
-        yield Finding("not-carried", "note", text, "give those that the ranks need with --env NAME=VALUE")
+        text = f"{shape.scheduler} does not pass variables of your shell to the job: {', '.join(names)}"
+        yield Finding("not-carried", "note", text, "give the ones that the ranks need with --env NAME=VALUE")
 
 
 def _crowded(context: PlanningContext, shape: Shape) -> Iterator[Finding]:
@@ -116,7 +116,7 @@ def _one_device(request: Request, shape: Shape) -> Iterator[Finding]:
         text = (
             f"--devices one: each rank has one device, {kind}:0, and {kind}:LOCAL_RANK is there in the first rank alone"
         )
-        yield Finding("one-device", "note", text, "windlass.init() takes the right one, and so does `--devices all`")
+        yield Finding("one-device", "note", text, "use windlass.init(), or `--devices all`")
 
 
 def _shared_device(request: Request, shape: Shape) -> Iterator[Finding]:
@@ -132,7 +132,7 @@ def _modules_ranks(site: Site, facts: Facts) -> Iterator[Finding]:
     for spec in site.file.modules:
         if spec.ranks_per_node not in {None, facts.ranks_per_node} and set(spec.load) & set(facts.modules):
             made = f"module {spec.load[-1]} is made for {spec.ranks_per_node} ranks per node"
-            hint = "--env NAME=VALUE overrides what it sets; windlass binds the ranks to CPUs"
+            hint = "--env NAME=VALUE overrides its settings; windlass binds the ranks to CPUs"
             yield Finding("module-ranks", "warning", f"{made}, not for {facts.ranks_per_node}", hint)
 
 
@@ -193,8 +193,8 @@ def _needless_cache(request: Request, context: PlanningContext) -> Iterator[Find
             yield Finding(
                 "needless-cache",
                 "note",
-                f"--cache {path} is the machine's own software ({system}), which needs no cache",
-                "leave it out: --cache is for environments and data of your own",
+                f"--cache {path} is the machine's own software ({system}), so it needs no cache",
+                "leave it out: --cache is for your own environments and data",
             )
 
 
@@ -227,16 +227,20 @@ def _over_tcp(
     chosen = next((s for s in environment if s.name == "NCCL_NET" and not s.when.at_run_time and s.value), None)
     if chosen is not None and chosen.value != "Socket":
         return  # the library stops if the plugin is missing
-    why = "NCCL_NET=Socket" if chosen else f"nothing in this plan brings {fabric.plugin}, {library}'s plugin for it"
+    why = (
+        "NCCL_NET=Socket"
+        if chosen
+        else f"nothing in this plan provides {fabric.plugin}, {library}'s plugin for the fabric"
+    )
     brought = any(holds(p.when, facts) and _image_fits(p, request.container) for p in fabric.plugins)
     if chosen is None and (brought or _brings_plugin(request, context)):
         return
     yield Finding(
         "tcp-fallback",
         "warning",
-        f"{shape.nodes} nodes would talk over TCP although there is a fabric: {why}. {library} does not say so; "
-        "it is ten to seventy times slower",
-        "leave NCCL_NET to the site" if chosen else fabric.remedy,
+        f"{shape.nodes} nodes would use TCP instead of the fabric: {why}. {library} prints no warning. "
+        "TCP is ten to seventy times slower",
+        "do not set NCCL_NET: the site's setting selects the plugin" if chosen else fabric.remedy,
     )
 
 
@@ -263,8 +267,8 @@ def _replaced_paths(request: Request) -> Iterator[Finding]:
         yield Finding(
             "path-replaced",
             "warning",
-            f"--env {name}=… replaces what modules and the system have set",
-            f"--env-prepend {name}=DIR goes in front of it",
+            f"--env {name}=… replaces the value from modules and the system",
+            f"--env-prepend {name}=DIR adds a folder in front of it",
         )
 
 

@@ -87,7 +87,7 @@ def decide_shape(request: Request, context: PlanningContext) -> Shape:
     nodes, hosts, part = _nodes(request, allocation, context.avoided_hosts)
     if nodes > 1 and not backend.multi_node:
         raise UsageError(
-            f"--nodes {nodes} with the {launcher} launcher, which starts ranks on this machine alone",
+            f"--nodes {nodes} with the {launcher} launcher, which starts ranks only on this machine",
             hint="use --site or --scheduler, or run inside an allocation",
         )
     unit = request.device_unit or site.file.devices.unit
@@ -148,13 +148,15 @@ def _devices(
     remarks = []
     where = f"partition {offer.name}" if offer and offer.name else "the scheduler"
     if offer is not None and offer.mixed:
-        differ = f"the nodes of {where} differ ({_kinds_text(offer)}): the plan is for what all of them have"
+        differ = f"the nodes of {where} differ ({_kinds_text(offer)}): the plan uses only what all of them have"
         remarks.append(Finding("nodes-differ", "warning", differ, "--directive --constraint=FEATURE chooses"))
     if offer is not None and offer.gpus_per_node and asked is None:
-        text = f"{where} offers {offer.gpus_per_node} devices per node: the job asks for them, one rank for each"
-        remarks.append(Finding("devices-offered", "note", text, "--gpus-per-node N asks for others, 0 for none"))
+        text = f"{where} offers {offer.gpus_per_node} devices per node: the job requests them, with one rank for each"
+        remarks.append(
+            Finding("devices-offered", "note", text, "--gpus-per-node N requests another number, 0 requests none")
+        )
     if offer is not None and offer.gpus_per_node and asked == 0:
-        text = f"the job asks for no device, and its nodes have {offer.gpus_per_node}"
+        text = f"the job requests no device, but its nodes have {offer.gpus_per_node}"
         remarks.append(Finding("devices-unused", "warning", text, "leave --gpus-per-node 0 out to use them"))
     return tuple(range(count)), remarks
 
@@ -263,7 +265,8 @@ def _nodes(request: Request, allocation: Allocation | None, avoid: tuple[str, ..
     nodes = request.nodes or have - request.spares
     if request.spares and nodes < 1:
         raise UsageError(
-            f"--spares {request.spares}, but the allocation has {have} nodes", hint="get more nodes, or spare fewer"
+            f"--spares {request.spares}, but the allocation has {have} nodes",
+            hint="allocate more nodes, or ask for fewer spares",
         )
     if nodes > have:
         raise UsageError(
@@ -296,7 +299,7 @@ def _ranks_per_node(
         raise UsageError(
             f"the allocation was made for {sum(allocation.uneven_tasks)} tasks, not the same number on each node: "
             f"{made}",
-            hint=f"say --ranks-per-node {min(allocation.uneven_tasks)}, or allocate with --ntasks-per-node",
+            hint=f"give --ranks-per-node {min(allocation.uneven_tasks)}, or allocate with --ntasks-per-node",
         )
     if asked is None and devices:
         asked = len(devices) * ranks_per_device
@@ -310,7 +313,7 @@ def _ranks_per_node(
     if tasks is not None and request.ranks_per_node is not None and asked > tasks:
         raise UsageError(
             f"--ranks-per-node {asked}, but the allocation was made for {tasks} tasks per node",
-            hint="ask for fewer ranks, or make the allocation with as many tasks",
+            hint="ask for fewer ranks, or allocate with as many tasks",
         )
     remarks = []
     if tasks is not None and asked > tasks:

@@ -260,13 +260,13 @@ def _cache(plan: Plan, explain: bool) -> list[str]:
         lines.append(f"paths below are replaced in {', '.join(cache.variables)}, on the node")
     lines.append(
         f"{cache.placement}, up to {cache.budget_bytes >> 20} MiB a node, "
-        + ("what is read is recorded and pushed ahead the next time" if cache.trace else "no trace")
+        + ("files read are recorded, and pushed ahead the next time" if cache.trace else "no trace")
         + ("; `submit` records the script's imports first" if cache.trace and cache.ahead and cache.variables else "")
     )
     if cache.readers > 1:
-        lines.append(f"{cache.readers} nodes read the shared file system, each at the top of a tree of its own")
+        lines.append(f"{cache.readers} nodes read the shared file system, each as the root of a separate tree")
     if cache.store:
-        lines.append(f"held in {cache.store} of each node, not in its memory")
+        lines.append(f"stored in {cache.store} of each node, not in memory")
     if cache.allow_other:
         lines.append("root may enter the view (allow_other)")
     return lines

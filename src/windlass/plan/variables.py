@@ -38,7 +38,7 @@ def plan_environment(
     no_device = request.gpus_per_node == 0
     vendor = None if no_device else site.file.devices.vendor or shape.vendor
     builtin: list[Setting] = [
-        Setting(name="PYTHONUNBUFFERED", value="1", because="a rank's output is seen when it is written"),
+        Setting(name="PYTHONUNBUFFERED", value="1", because="a rank's output appears when it is written"),
         *(() if with_ray else ranks.thread_settings(binding, context.topology, request.threads)),
         *ranks.cpu_settings(context.topology, vendor, shape.nodes * shape.ranks_per_node),
         *(ranks.hidden_device_settings() if no_device else ()),
@@ -78,7 +78,7 @@ def plan_environment(
 def _of_shape(shape: Shape, binding: Binding, *, mps: bool) -> Iterator[Setting]:
     """Settings that follow from the launcher, the nodes and the devices."""
     if shape.scheduler == "none" and shape.nodes == 1:
-        because = "one machine: gloo would otherwise look up the host name, which may not resolve"
+        because = "one machine: gloo would otherwise resolve the host name, which may fail"
         yield Setting(name="GLOO_SOCKET_IFNAME", value="lo", because=because)
     if shape.launcher == "srun" and (cpus := shape.cpus_per_rank(binding)):
         because = "since Slurm 22.05 an srun inside the job does not inherit --cpus-per-task"
@@ -109,7 +109,7 @@ def _visibility(site: Site, shape: Shape, binding: Binding, topology: Topology) 
 def _offline(site: Site) -> tuple[Setting, ...]:
     if not site.file.offline:
         return ()
-    because = "compute nodes of this site cannot reach the internet: say so at once instead of waiting for time-outs"
+    because = "compute nodes of this site cannot reach the internet: fail at once instead of waiting for timeouts"
     origin = site.origin_of("offline")
     return tuple(
         Setting(name=name, value=value, because=because, origin=origin)
@@ -119,7 +119,7 @@ def _offline(site: Site) -> tuple[Setting, ...]:
 
 def _comm_log(shape: Shape) -> list[Setting]:
     """Write the collective library's log of the chosen ranks into files of the run folder."""
-    because = "you asked for the collective library's log (--comm-log)"
+    because = "requested with --comm-log"
     flag = Origin(scope="flag", where="--comm-log")
     if shape.vendor == "intel":
         pairs = [("CCL_LOG_LEVEL", "info"), ("FI_LOG_LEVEL", "warn")]
@@ -221,7 +221,7 @@ def flag_settings(
         Setting(
             name=name,
             value=MASK if is_secret(name, value) else value,
-            because="you asked for it",
+            because="requested by you",
             origin=flag,
             secret=is_secret(name, value),
             fill=fill,
@@ -233,7 +233,7 @@ def flag_settings(
         Setting(
             name=name,
             value=None,
-            because="you asked to leave it unset",
+            because="unset by your request",
             origin=Origin(scope="flag", where="--env"),
             keep_user=False,
         )
@@ -249,7 +249,7 @@ def _joining(name: str, value: str, *, prepend: bool, fill: bool) -> Setting:
     return Setting(
         name=name,
         value=value,
-        because="you asked for it",
+        because="requested by you",
         origin=Origin(scope="flag", where=flag),
         prepend=prepend,
         append=not prepend,

@@ -60,14 +60,16 @@ def adopt_site(
         raise UsageError(f"{name} is in the catalog already", hint="choose another name")
     path = target or folders["user"] / "sites" / f"{name}.toml"
     if path.exists() and not replace:
-        raise UsageError(f"{path} is there already", hint="--force replaces it; --output FILE writes elsewhere")
+        raise UsageError(f"{path} already exists", hint="--force replaces it; --output FILE writes elsewhere")
     seen = measurements(name, ask_cluster(environ))
     text = site_file_text(seen)
     problems = check_text(
         text, file=str(path), stem=name, known=lambda kind: catalog_names(kind, folders), builtin=False
     )
     if problems:
-        raise MachineError(f"what was measured makes no site file: {problems[0].sentence()}", hint="please report this")
+        raise MachineError(
+            f"the measurement gives no valid site file: {problems[0].sentence()}", hint="please report this"
+        )
     with os_errors(f"write {path}", hint="--output FILE writes elsewhere"):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text.encode(), 0o644)

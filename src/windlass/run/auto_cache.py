@@ -72,11 +72,11 @@ def with_auto_cache(
     roots, left_out = choose_roots(folders, _own_files(request), (*_SYSTEM, *site.file.storage.system))
     if not roots and not named:
         raise UsageError(
-            f"--cache auto: all that {python} imports is the machine's own software, which needs no cache", hint=_HINT
+            f"--cache auto: {python} imports only the machine's own software, which needs no cache", hint=_HINT
         )
     text = f"--cache auto: {', '.join(roots)}"
     if left_out:
-        text += f"; not {', '.join(left_out)}, where the script lies and may write"
+        text += f"; not {', '.join(left_out)}, which contains the script and may be written to"
     return msgspec.structs.replace(request, cache=(*named, *roots)), Finding("auto-cache", "note", text)
 
 
@@ -108,7 +108,7 @@ def _python_in_use(request: Request, python: str, environ: Mapping[str, str]) ->
     python = word if Path(word).name.startswith("python") else _first_line_python(word, environ) or python
     found = python if "/" in python else which(python, environ)
     if found is None:
-        raise UsageError(f"--cache auto: {python} is not here, only in the job", hint=_HINT)
+        raise UsageError(f"--cache auto: {python} exists only in the job", hint=_HINT)
     return found
 
 
@@ -135,7 +135,7 @@ def ask_python(python: str, request: Request, environ: Mapping[str, str]) -> Imp
         done = run_command((python, "-c", _QUESTION), timeout_s=_ASK_S, env=env, cwd=request.cwd or "/")
         *prefixes, paths = json.loads(done.stdout.splitlines()[-1])
     except (WindlassError, ValueError, IndexError) as error:
-        raise UsageError(f"--cache auto: {python} does not say what it imports: {error}", hint=_HINT) from error
+        raise UsageError(f"--cache auto: {python} cannot list its import folders: {error}", hint=_HINT) from error
     return ImportFolders(prefixes=tuple(dict.fromkeys(prefixes)), paths=tuple(dict.fromkeys(paths)))
 
 

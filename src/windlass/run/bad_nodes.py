@@ -161,7 +161,7 @@ def forgive(
 
 
 def _change(state_dir: Path, now: float, change: Callable[[_BadNodesFile], _BadNodesFile]) -> None:
-    with os_errors(f"write {state_dir / FILE}", hint="set WINDLASS_STATE to a folder of yours"):
+    with os_errors(f"write {state_dir / FILE}", hint="set WINDLASS_STATE to a folder that you own"):
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(state_dir / f".{FILE}.lock"):
             replace_file(state_dir / FILE, to_json(change(_read(state_dir, now))))

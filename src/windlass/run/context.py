@@ -145,7 +145,7 @@ def _own_paths(request: Request, python: str, site: Site) -> Finding:
     named = (python, request.cwd, request.activate, *request.cache, request.container)
     paths = [path for path in dict.fromkeys(named) if path and path.startswith("/") and is_here(path)]
     text = f"{' and '.join(paths)} are of this machine; the plan is for {site.name}"
-    hint = "plan on a login node there, or say --python and --activate as they are there"
+    hint = "plan on a login node there, or give --python and --activate with the paths on that machine"
     return Finding(OWN_PATHS, "note", text, hint, facts={"paths": paths})
 
 
@@ -165,9 +165,7 @@ def _foreign_files(request: Request, settings: Settings) -> list[Finding]:
         with contextlib.suppress(OSError):
             if is_foreign(path):
                 text = f"{path} belongs to another user (uid {path.stat().st_uid}), who can change what your jobs run"
-                found.append(
-                    Finding("foreign-files", "warning", text, "use a copy of your own if you do not trust them")
-                )
+                found.append(Finding("foreign-files", "warning", text, "use your own copy if you do not trust them"))
     return found
 
 
@@ -304,7 +302,7 @@ def _check_paths(request: Request, site: Site, environ: Mapping[str, str], *, he
         check_activate(request, node_local)
     named = [("--activate", request.activate or ""), *(("--cache", path) for path in request.cache)]
     return [
-        Finding("path-missing", "warning", f"{flag} {path} does not exist here", "it has to be on the nodes")
+        Finding("path-missing", "warning", f"{flag} {path} does not exist here", "it must exist on the nodes")
         for flag, path in named
         if path and not is_here(path) and not any(is_below(path, folder) for folder in node_local)
     ]
@@ -353,9 +351,9 @@ def choose_topology(site: Site, seen: Topology | None) -> tuple[Topology, list[F
         return msgspec.structs.replace(described, allowed=seen.allowed, probed=True), []
     text = (
         f"this node has {len(seen.cpus)} CPUs and {len(seen.devices)} devices, but {site.name} is documented with "
-        f"{len(described.cpus)} and {len(described.devices)}: using what is here"
+        f"{len(described.cpus)} and {len(described.devices)}: using the hardware of this node"
     )
-    return complete_probe(seen, described), [Finding("topology-differs", "warning", text, "is this the right --site?")]
+    return complete_probe(seen, described), [Finding("topology-differs", "warning", text, "check --site")]
 
 
 def _seen_over_unconfirmed(site: Site, seen: Topology, described: Topology) -> tuple[Topology, list[Finding]]:

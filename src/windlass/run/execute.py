@@ -290,7 +290,7 @@ def _watch(
             job.kill()
             killed = now
         if killed is not None and now - killed > 2 * job.plan.grace_s + 10:
-            job.view.note("windlass: the launcher does not end although it was killed; giving up on it")
+            job.view.note("windlass: the launcher was killed but does not end; windlass no longer waits for it")
             break
     end = time.monotonic() + _DRAIN_S
     while len(selector.get_map()) > 1 and time.monotonic() < end:

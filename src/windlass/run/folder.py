@@ -201,7 +201,7 @@ class RunFolder:
             return None
         except (OSError, msgspec.DecodeError) as error:
             raise ConfigError(
-                f"{self.part(COMMAND_FILE)}: cannot be read: {error}", hint="it is damaged; start the command again"
+                f"{self.part(COMMAND_FILE)}: cannot be read: {error}", hint="it is damaged: start the command again"
             ) from error
 
 
@@ -240,9 +240,7 @@ def _new_path(wanted: str | None, runs_dir: Path, name: str, now: float | None) 
 
 
 def _taken(folder: str) -> UsageError:
-    return UsageError(
-        f"--run-dir {folder} holds a run already", hint="choose another folder, or remove it if you do not need it"
-    )
+    return UsageError(f"--run-dir {folder} already contains a run", hint="choose another folder, or remove this one")
 
 
 def folder_path(wanted: str | None, runs_dir: Path, name: str, *, now: float | None = None) -> Path:
@@ -267,7 +265,7 @@ def _create(path: Path, *, exist_ok: bool) -> Path:
     except FileExistsError:
         if not exist_ok:
             raise
-        raise MachineError(f"cannot {action}: there is a file of this name", hint=_OTHER_PLACE) from None
+        raise MachineError(f"cannot {action}: a file of this name exists", hint=_OTHER_PLACE) from None
     except OSError as error:
         raise MachineError(f"cannot {action}: {error.strerror}", hint=_OTHER_PLACE) from error
     return path
@@ -283,9 +281,7 @@ def is_run(path: str | Path) -> bool:
 def open_folder(path: str | Path) -> RunFolder:
     """Open an existing run folder, by its path or the path of its plan."""
     if not is_run(path):
-        raise UsageError(
-            f"{path}: not a run folder (no {PLAN_FILE} in it)", hint="`windlass runs list` shows what there is"
-        )
+        raise UsageError(f"{path}: not a run folder (no {PLAN_FILE} in it)", hint="`windlass runs list` shows all runs")
     given = Path(path).expanduser().absolute()
     return RunFolder(given.parent if given.name == PLAN_FILE else given)
 
@@ -300,7 +296,7 @@ def read_plan_file(path: str | Path) -> tuple[Path, bytes]:
     """Return the plan file of this path (a file or a run folder) and its content."""
     given = Path(path).expanduser()
     file = (given / PLAN_FILE if given.is_dir() else given).absolute()
-    with os_errors(f"read {file}", hint="make one with `windlass plan --json`", kind=ConfigError):
+    with os_errors(f"read {file}", hint="create one with `windlass plan --json`", kind=ConfigError):
         return file, read_bytes(file, follow=not given.is_dir())
 
 

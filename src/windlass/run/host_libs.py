@@ -80,7 +80,8 @@ def place_host_libraries(run: Run) -> None:
         silent = counted(run.plan.nodes - len(answers), "node")
         raise MachineError(
             f"{silent} did not put the host's libraries into the container: {said.complaint or 'no message'}",
-            hint="--host-libs none uses the libraries of the image; `windlass image check IMAGE --site NAME` says more",
+            hint="--host-libs none uses the libraries of the image; `windlass image check IMAGE --site NAME` shows "
+            "details",
         )
     if not run.quiet:
         run.view.note(_summary(answers))
@@ -109,8 +110,8 @@ def _image_facts(run: Run, facts: JobFacts) -> ImageFacts:
         return inspect_image(path, run.environ)[1]
     if get_runtime(container.runtime).starts_task:
         raise UsageError(
-            f"--host-libs: {container.image} cannot be looked into before the container engine starts it",
-            hint="import it to a .sqsh file and give that, or turn on the engine's own hook (com.hooks.cxi.enabled)",
+            f"--host-libs: {container.image} cannot be read before the container engine starts it",
+            hint="import it to a .sqsh file and give that, or enable the engine's hook (com.hooks.cxi.enabled)",
         )
     return _probed(run, facts, container)
 
@@ -127,15 +128,15 @@ def _probed(run: Run, facts: JobFacts, container: ContainerPlan) -> ImageFacts:
         )
     except CommandError as error:
         raise MachineError(
-            f"cannot look into the image {container.image}: {error.message}",
-            hint="is it an image of this container runtime? `windlass image check IMAGE` says more",
+            f"cannot read the image {container.image}: {error.message}",
+            hint="check that this container runtime can start it: `windlass image check IMAGE`",
         ) from error
     found = parse_probe(said.stdout, platform.machine())
     if found is None:
         last = (said.stderr.strip() or "no message").splitlines()[-1]
         raise UsageError(
-            f"cannot look into the image {container.image}: {last}",
-            hint="does it start, and has it a shell? --host-libs none takes it as it is",
+            f"cannot read the image {container.image}: {last}",
+            hint="check that it starts and has a shell, or leave it unchanged with --host-libs none",
         )
     return found
 
@@ -149,7 +150,7 @@ def _summary(answers: list[dict[str, Any]]) -> str:
     placed = answers[0]["placed"]
     front = [entry["source"] for entry in placed if entry["where"] == FRONT]
     behind = [entry["name"] for entry in placed if entry["where"] == BEHIND]
-    text = "windlass: container: baked: the image's own libfabric has the fabric, nothing of the host is put in"
+    text = "windlass: container: baked: the image's own libfabric supports the fabric, so no host library is added"
     if front:
         text = f"windlass: container: host-inject: {', '.join(front)}"
         text += f" and {len(behind)} that it needs and the image lacks" if behind else ""

@@ -42,7 +42,7 @@ def check_python(request: Request, node_local: tuple[str, ...] = ()) -> None:
         return
     if path is not None and "/" in path and not os.access(path, os.X_OK):
         what = "cannot be executed" if is_here(path) else "does not exist"
-        raise UsageError(f"--python {path} {what}", hint="give the path of an interpreter, as in .venv/bin/python")
+        raise UsageError(f"--python {path} {what}", hint="give the path of an interpreter, e.g. .venv/bin/python")
 
 
 def is_here(path: str | Path) -> bool:
@@ -66,7 +66,7 @@ def check_activate(request: Request, node_local: tuple[str, ...] = ()) -> None:
     if path is None or activate_kind(request) != "unseen" or any(is_below(path, folder) for folder in node_local):
         return
     what = "neither a virtual environment nor a conda environment" if is_here(path) else "does not exist here"
-    raise UsageError(f"--activate {path}: {what}", hint="give the folder that has bin/python in it")
+    raise UsageError(f"--activate {path}: {what}", hint="give the folder that contains bin/python")
 
 
 def find_python(
@@ -138,7 +138,9 @@ def missing_module_hint(plan: Plan, said: tuple[str, ...], environ: Mapping[str,
     near += [str(Path(path).parent.parent) for path in (which("python3", environ), which("python", environ)) if path]
     pythons = (f"{prefix}/bin/python3" for prefix in near if prefix and _holds(Path(prefix), name))
     other = next((path for path in pythons if path != used and os.access(path, os.X_OK)), None)
-    has = f"{other} has it: --python {other}" if other else "install it there, or name another one with --python"
+    has = (
+        f"{other} has it: --python {other}" if other else "install it there, or give another interpreter with --python"
+    )
     return f"the ranks used {used} ({plan.interpreter_because}), which has no {name}; {has}"
 
 

@@ -77,7 +77,7 @@ def may_unpack(plan: Plan, folder: RunFolder, environ: Mapping[str, str], view: 
         return True
     why = why_no_file_seal(archive, folder.path, read_settings(environ).state_dir)
     if why:
-        view.note(f"windlass: {archive} is not used: {why}. The ranks compile again, and this run keeps a new one")
+        view.note(f"windlass: {archive} is not used: {why}. The ranks compile again, and this run saves a new one")
     return not why
 
 

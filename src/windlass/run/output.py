@@ -146,7 +146,7 @@ class OutputView:
             self._broken.append(stream)
             _detach(stream)
             if isinstance(error, OSError) and not isinstance(error, BrokenPipeError) and stream is self._out:
-                self.note(f"windlass: cannot write to the standard output: {error.strerror}; the run goes on")
+                self.note(f"windlass: cannot write to the standard output: {error.strerror}; the run continues")
 
 
 def _last_drawn(text: str) -> str:

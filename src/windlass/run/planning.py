@@ -112,10 +112,12 @@ def _refuse_login(context: PlanningContext, request: Request, *, allowed: bool) 
     if detection is not None and detection.login.verdict == "yes" and site.file.login_refuse:
         raise UsageError(
             f"this is a login node of {site.name} ({detection.login.because})",
-            hint="use `windlass submit` with the same words, or get nodes by `windlass alloc`; --allow-login overrides",
+            hint="use `windlass submit` with the same arguments, or get nodes with `windlass alloc`; --allow-login "
+            "overrides this check",
         )
     if site.file.scheduler.kind != "none":
         raise UsageError(
             f"{site.name} has a scheduler ({site.file.scheduler.kind}), and this is not inside a job",
-            hint="use `windlass submit`, or get nodes by `windlass alloc`; --scheduler none runs on this machine alone",
+            hint="use `windlass submit`, or get nodes with `windlass alloc`; --scheduler none runs only on this "
+            "machine",
         )

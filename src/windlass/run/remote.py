@@ -44,6 +44,6 @@ def probe_node(host: str, launcher: str, site: LauncherSpec, environ: Mapping[st
     except (WindlassError, msgspec.ValidationError) as error:
         why = str(error)
     raise MachineError(
-        f"cannot look at node {host} of this allocation: {why}",
-        hint="run windlass inside the job (a batch script, or a shell on the node), or name the site with --site",
+        f"cannot read node {host} of this allocation: {why}",
+        hint="run windlass inside the job (a batch script, or a shell on the node), or give the site with --site",
     )

@@ -42,7 +42,7 @@ def master_address(plan: Plan, hosts: tuple[str, ...], environ: Mapping[str, str
         return found[0]
     raise MachineError(
         f"the first host's name {_by_rule(plan, hosts[0])!r} does not resolve here, so ranks could not find each other",
-        hint="check `rendezvous.suffix` of the site (`windlass sites show`), or give a site file with the right one",
+        hint="check `rendezvous.suffix` of the site (`windlass sites show`), or use a site file with the right suffix",
     )
 
 
@@ -135,7 +135,8 @@ def master_port(plan: Plan, job_id: str | None, run_id: str, free: Callable[[int
     if rule.fixed_port is not None:
         if not free(rule.fixed_port):
             raise MachineError(
-                f"port {rule.fixed_port} is taken on the first node", hint="leave --master-port out, or choose another"
+                f"port {rule.fixed_port} is in use on the first node",
+                hint="leave --master-port out, or choose another port",
             )
         return rule.fixed_port
     digits = "".join(char for char in (job_id or "").split(".", 1)[0] if char.isdecimal())
@@ -146,7 +147,7 @@ def master_port(plan: Plan, job_id: str | None, run_id: str, free: Callable[[int
             return port
     raise MachineError(
         f"no free port between {rule.port_base} and {rule.port_base + rule.port_span} after {_PORT_TRIES} tries",
-        hint="choose one with --master-port",
+        hint="choose a port with --master-port",
     )
 
 

@@ -49,7 +49,9 @@ def ask_status(
     `from_job`: this process runs in a job of that scheduler. Raises `WindlassError` if the command cannot be run.
     """
     if not _JOB_ID.fullmatch(job_id):  # a run folder of others may name anything: options, `1@another.server`
-        raise MachineError(f"{job_id[:80]!r} is not the id of a job", hint="job_id or owner.json is damaged")
+        raise MachineError(
+            f"{job_id[:80]!r} is not the id of a job", hint="the file job_id or owner.json of the run folder is damaged"
+        )
     argv = scheduler.status_argv(job_id)
     if from_job:
         argv = scheduler.outside_argv(argv, environ)
@@ -60,13 +62,13 @@ def ask_status(
 def require_submit_program(plan: Plan, environ: Mapping[str, str]) -> None:
     """Raise `MachineError` if the submit command is not installed here."""
     program = get_scheduler(plan.scheduler).submit_command[0]
-    _require(plan, environ, program, f"{program} is not here, so nothing was submitted", "the script")
+    _require(plan, environ, program, f"{program} is not installed here, so nothing was submitted", "the script")
 
 
 def require_interactive_program(plan: Plan, environ: Mapping[str, str]) -> None:
     """Raise `MachineError` if the command for interactive allocations is not installed here."""
     program = get_scheduler(plan.scheduler).interactive_program[0]
-    _require(plan, environ, program, f"{program} is not here, so there is no allocation", "the command")
+    _require(plan, environ, program, f"{program} is not installed here, so nothing was allocated", "the command")
 
 
 def _require(plan: Plan, environ: Mapping[str, str], program: str, problem: str, printed: str) -> None:
@@ -76,7 +78,7 @@ def _require(plan: Plan, environ: Mapping[str, str], program: str, problem: str,
     looked = scheduler.program_folder(environ, lambda path: read_text(path, errors="surrogateescape", follow=True))
     raise MachineError(
         problem,
-        hint=f"do it on a login node of {plan.site}, or bring it into PATH"
+        hint=f"run this on a login node of {plan.site}, or add it to PATH"
         + (f" (it is not in {looked} either)" if looked else "")
         + f"; --dry-run prints {printed}",
     )
@@ -87,11 +89,11 @@ def with_seen_mpi(request: Request, site: Site, environ: Mapping[str, str]) -> t
     guessed = site.origin_of("launcher.kind").grade == "derived" and not request.launcher
     if not guessed or (request.scheduler or site.file.scheduler.kind) != "pbs":
         return site, None
-    hint = "name it with --launcher openmpi, hydra (MPICH, Intel MPI) or pals (HPE Cray)"
+    hint = "give the launcher with --launcher openmpi, hydra (MPICH, Intel MPI) or pals (HPE Cray)"
     folders = f"{request.activate}/bin:" if request.activate else ""
     path = which("mpiexec", {**environ, "PATH": folders + environ.get("PATH", "")})
     if path is None:
-        return site, Finding("mpi-unknown", "warning", "which MPI starts the ranks is not known: no mpiexec here", hint)
+        return site, Finding("mpi-unknown", "warning", "unknown MPI launcher: no mpiexec is in PATH here", hint)
     try:
         done = run_command((path, "--version"), timeout_s=_CHECK_TIMEOUT_S, env=environ, check=False)
         said = done.stdout + done.stderr
@@ -168,9 +170,9 @@ def ask_scheduler(site: Site, request: Request, environ: Mapping[str, str]) -> S
     remarks = []
     silent = next((each for each in (*limits, known) if isinstance(each, WindlassError)), None)
     if not isinstance(said, str):
-        why = f"did not answer: {said}" if said else "is not here"
-        text = f"what the nodes have is not known: {offers_argv[0]} {why}"
-        hint = "say --gpus-per-node and --ranks-per-node yourself, or describe the cluster in a site file"
+        why = f"did not answer: {said}" if said else "is not installed here"
+        text = f"the hardware of the nodes is unknown: {offers_argv[0]} {why}"
+        hint = "give --gpus-per-node and --ranks-per-node, or describe the cluster in a site file"
         remarks.append(Finding("offers-unknown", "warning", text, hint))
     elif silent:
         remarks.append(Finding("limits-unknown", "note", f"limits and accounts were not all checked: {silent}"))

@@ -50,7 +50,7 @@ def judge(plan: Plan, folder: RunFolder) -> list[Finding]:
     right = [answer for answer in torch_said if answer.get("all_reduce_right")]
     missing = [answer for answer in torch_said if "missing" in answer]
     if not torch_said or missing:
-        return [*findings, Finding("all-reduce", "skipped", "not tried: torch is not installed for this interpreter")]
+        return [*findings, Finding("all-reduce", "skipped", "not tested: torch is not installed for this interpreter")]
     failed = next((str(answer["failed"]) for answer in torch_said if answer.get("failed")), "")
     findings.append(_finding("all-reduce", len(right) == len(said), failed or f"right on {len(right)} ranks"))
     return [*findings, Finding("transport", "ok", _transport(folder, torch_said))]

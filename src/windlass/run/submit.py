@@ -166,7 +166,7 @@ def _standalone_request(request: Request, standalone: bool) -> Request:
         )
     if request.host_libs not in {None, "none"}:
         raise UsageError(
-            "--standalone and --host-libs: each node has to look for what the libraries need",
+            "--standalone and --host-libs: each node has to find the dependencies of the libraries",
             hint="leave --standalone out: windlass has to run in the job",
         )
     if request.keep_caches:
@@ -175,10 +175,13 @@ def _standalone_request(request: Request, standalone: bool) -> Request:
             hint="leave one of them out",
         )
     if request.watch:
-        raise UsageError("--standalone with --watch: nobody would be there to look", hint="leave one of them out")
+        raise UsageError(
+            "--standalone cannot be combined with --watch: no windlass process runs in the job",
+            hint="leave one of them out",
+        )
     if request.supervised:
         raise UsageError(
-            "--standalone with --restarts, --spares, --hang-after or --until-done: nobody would be there to do it",
+            "--standalone with --restarts, --spares, --hang-after or --until-done: no windlass process runs in the job",
             hint="leave --standalone out: windlass has to run in the job",
         )
     return msgspec.structs.replace(request, host_libs="none") if request.container else request
@@ -190,8 +193,8 @@ def plan_job(request: Request, environ: Mapping[str, str]) -> PlannedRequest:
     plan = planned.plan
     if plan.scheduler == "none":
         raise UsageError(
-            f"{plan.site} has no scheduler, so that there is no job to submit and no node to allocate",
-            hint="`windlass run` uses this machine; for a job on another machine name that with --site and --dry-run",
+            f"{plan.site} has no scheduler, so windlass cannot submit a job or allocate nodes",
+            hint="use `windlass run` on this machine; for a job on another machine, use --site NAME --dry-run",
         )
     site = planned.context.site
     check_activate(planned.request, node_local_folders(site, environ))
@@ -238,7 +241,7 @@ def enter_allocation(allocation: InteractiveAllocation, environ: Mapping[str, st
     if scheduler.in_allocation(environ) and not scheduler.nests:
         raise UsageError(
             f"this is job {environ.get(scheduler.job_id_variable, '')} already",
-            hint="`windlass run` uses its nodes; leave it first to get others",
+            hint="`windlass run` uses its nodes; leave the job first to get other nodes",
         )
     require_interactive_program(allocation.plan, environ)
     become(allocation.argv, scheduler_environ(scheduler, environ))

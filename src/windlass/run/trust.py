@@ -53,8 +53,8 @@ class NotTrustedError(UsageError):
     """A run folder or a plan file that this user neither made nor trusted."""
 
     def __init__(self, path: Path, why: str) -> None:
-        hint = f"read what it would run and trust it: windlass runs trust {quote(str(path))}"
-        super().__init__(f"{path}: {why}. windlass runs nothing from it and changes nothing in it", hint=hint)
+        hint = f"read its command and trust it:  windlass runs trust {quote(str(path))}"
+        super().__init__(f"{path}: {why}. windlass runs nothing from it and does not change it", hint=hint)
         self.path = path
 
 
@@ -144,8 +144,8 @@ def require_plan_digest(data: bytes, signed_by: str) -> None:
     """Check that the batch script that contains this plan also contains its digest. Raises `UsageError`."""
     if not _same(signed_by, plan_digest(data)):
         raise UsageError(
-            "--plan -: the digest of this plan is not that of --signed-by: one of them was changed",
-            hint="make the script again with `windlass submit --dry-run`",
+            "--plan -: the digest of this plan differs from --signed-by: one of them was changed",
+            hint="create the script again with `windlass submit --dry-run`",
         )
 
 
@@ -194,7 +194,7 @@ def why_no_file_seal(path: Path, folder: Path, state_dir: Path) -> str:
         found = read_bytes(_seal_path(path), 1 << 10).decode("ascii", "replace")
         return "" if _same(found, _file_seal(path, key)) else "it has another signature"
     except OSError:
-        return "it has no signature of yours"
+        return "it does not have your signature"
 
 
 def trust_folder(folder: Path, content: Mapping[str, bytes], state_dir: Path) -> None:
@@ -237,7 +237,7 @@ def _why_no_seal(folder: Path, found: Signature | None, state_dir: Path, signed_
     if status.st_uid != os.geteuid():
         return f"this run folder belongs to uid {status.st_uid}"
     if found is None:
-        return "this run folder has no signature: your windlass did not make it, or an earlier version did"
+        return "this run folder has no signature: another user's windlass made it, or an earlier version"
     job = folder.parent.parent
     if folder.parent.name == COMPONENTS and (above := _read(job)) is not None:
         derived = _same(found.key, _component_key(above.key, folder.name))
@@ -361,5 +361,5 @@ def _trusted_plans(state_dir: Path) -> list[str]:
 
 def _no_state(state_dir: Path) -> MachineError:
     return MachineError(
-        f"cannot keep your secret in the state folder {state_dir}", hint="set WINDLASS_STATE to a folder of yours"
+        f"cannot keep your secret in the state folder {state_dir}", hint="set WINDLASS_STATE to a folder that you own"
     )

@@ -88,8 +88,8 @@ def _index(kind: DeviceKind, count: int, local_rank: int, ranks_planned: int | N
         return local_rank * count // ranks_planned
     if local_rank >= count:
         raise UsageError(
-            f"local rank {local_rank} has no device of its own: {count} {kind} devices are visible",
-            hint=f"start at most {count} ranks per node, or show each rank one device",
+            f"local rank {local_rank} has no own device: {count} {kind} devices are visible",
+            hint=f"start at most {count} ranks per node, or make one device visible to each rank",
         )
     return local_rank
 

@@ -106,7 +106,7 @@ class Lease:
             who = other.describe() if other else "nobody now"
             raise HeldError(
                 f"{self._folder} is no longer held by this run (now: {who}); nothing was committed",
-                hint="this run was silent for longer than its lease; stop it, the other one goes on",
+                hint="this run did not renew its lease in time: stop it, because the other run continues",
             )
 
     def release(self) -> None:
@@ -193,11 +193,14 @@ def _claim(folder: Path, claim: Path, me: Holder, lease_s: float, tell: Callable
         if _alive(other) or (watched is not None and stamp != watched[0]):
             raise HeldError(
                 f"{folder} is in use by another run: {other.describe()}",
-                hint="wait for it, stop it, or give this run a folder of its own",
+                hint="wait for it, stop it, or give this run another folder",
             )
         if watched is None:
             watched = (stamp, time.monotonic())
-            tell(f"{folder}: waiting up to {lease_s:.0f} s to see whether its last holder is alive: {other.describe()}")
+            tell(
+                f"{folder}: waiting up to {lease_s:.0f} s to find out whether its last holder is alive: "
+                f"{other.describe()}"
+            )
         time.sleep(_POLL_S)
 
 

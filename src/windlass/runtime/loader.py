@@ -61,7 +61,7 @@ def load_newest(folder: Path, parts: Parts, peers: Peers, fast: FastTier | None)
         drained = fast.finish_drain(folder, newest, peers)
         if drained is not None:
             if peers.is_main:
-                say(f"step {drained} was only on the nodes' local disks; it is in {folder} now")
+                say(f"step {drained} was only on the nodes' local disks; windlass copied it to {folder}")
             found = on_main(peers, lambda: store.list_snapshots(folder), folder, "read")
     bad: list[tuple[Found, str]] = []
     for candidate in found:
@@ -71,7 +71,7 @@ def load_newest(folder: Path, parts: Parts, peers: Peers, fast: FastTier | None)
         except DamagedError as error:
             bad.append((candidate, error.message))
             if peers.is_main:
-                say(f"{candidate.path} is damaged and not used: {error.message}")
+                say(f"{candidate.path} is damaged and is not used: {error.message}")
             continue
         if peers.is_main:
             for damaged, _ in bad:
@@ -83,7 +83,7 @@ def load_newest(folder: Path, parts: Parts, peers: Peers, fast: FastTier | None)
         return loaded
     if bad:
         raise MachineError(
-            f"none of the {len(bad)} snapshots in {folder} is whole; the newest: {bad[0][1]}",
+            f"none of the {len(bad)} snapshots in {folder} is complete; the newest: {bad[0][1]}",
             hint="repair one from a backup, or choose another folder to start from the beginning",
         )
     return None

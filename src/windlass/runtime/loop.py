@@ -260,9 +260,10 @@ class Loop:
         elif not self._told_late and self._peers.is_main:
             interval = f"{options.every_steps} steps" if options.every_steps else f"{options.every_s:g} s"
             say(
-                f"at step {step} the last snapshot is still being written, more than {interval} after it began: those "
-                "that are due meanwhile are left out, and a failure costs more than one interval (make it longer, "
-                "or give wait_for_save=True)"
+                f"at step {step} the last snapshot is still being written, more than {interval} after it began: the "
+                "snapshots that are due meanwhile are skipped, and a failure costs more than one interval (use a "
+                "longer "
+                "interval, or wait_for_save=True)"
             )
             self._told_late = True
 
@@ -290,7 +291,7 @@ class Loop:
             self._raise_failure()
         if self._peers.is_main:
             ledger.note(self._environ, "time-up" if reason == WALLTIME else "left", step, self._folder)
-            say(f"{reason}: saved step {step} in {self._folder} and leaving with code {codes.RESUME_ME} (resume me)")
+            say(f"{reason}: saved step {step} in {self._folder} and exiting with code {codes.RESUME_ME} (resume me)")
         self.close()
         self._flag.ignore_late()
         close_group(_CLOSE_S)

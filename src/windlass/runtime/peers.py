@@ -162,7 +162,7 @@ def meet(timeout_s: float) -> Peers:
 def _lost(rank: int, error: RuntimeError) -> MachineError:
     lost = MachineError(
         f"rank {rank} lost another rank while agreeing on a snapshot: {first_line(error)}",
-        hint="another rank ended or hangs; its log comes first",
+        hint="another rank ended or hangs: read its log first",
     )
     lost.transient = True
     return lost

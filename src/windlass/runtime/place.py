@@ -126,7 +126,7 @@ def _read(name: str, environ: Mapping[str, str]) -> RankPlace | None:
     if world < 1 or not 0 <= rank < world:
         raise UsageError(
             f"{row['rank']}={rank} and {row['world_size']}={world} contradict each other",
-            hint=f"the rank must be 0..{max(world - 1, 0)}; look for a leftover `export` in the job script",
+            hint=f"the rank must be 0..{max(world - 1, 0)}; check the job script for an old `export`",
         )
     local_rank = _number(environ, row.get("local_rank"))
     node_rank = _number(environ, row.get("node_rank"))
@@ -142,7 +142,7 @@ def _read(name: str, environ: Mapping[str, str]) -> RankPlace | None:
     if local_rank is not None and local_world is not None and local_rank >= local_world:
         raise UsageError(
             f"{row['local_rank']}={local_rank}, but only {local_world} ranks run on this node",
-            hint="look for a leftover `export` in the job script",
+            hint="check the job script for an old `export`",
         )
     return RankPlace(
         launcher=name,
@@ -171,7 +171,7 @@ def _reconcile(views: list[RankPlace], *, trusted: bool) -> RankPlace:
     if torch is not None and torch.world_size < inner.world_size:
         raise UsageError(
             f"WORLD_SIZE={torch.world_size}, but {inner.launcher} started {inner.world_size} tasks",
-            hint="unset RANK and WORLD_SIZE in the job script, or call windlass.init(launcher='torch') if you mean it",
+            hint="unset RANK and WORLD_SIZE in the job script, or call windlass.init(launcher='torch') to use them",
         )
     if torch is not None:
         return _fill(torch, views)
@@ -179,7 +179,7 @@ def _reconcile(views: list[RankPlace], *, trusted: bool) -> RankPlace:
         if view.world_size == inner.world_size and view.rank != inner.rank:
             raise UsageError(
                 f"{inner.launcher} says rank {inner.rank}, {view.launcher} says rank {view.rank} of {view.world_size}",
-                hint=f"name the one that is right: windlass.init(launcher={inner.launcher!r})",
+                hint=f"choose the right one: windlass.init(launcher={inner.launcher!r})",
             )
     return _fill(inner, views)
 
@@ -215,7 +215,7 @@ def _refuse_partial(environ: Mapping[str, str], views: list[RankPlace]) -> None:
         missing = "WORLD_SIZE" if present == ["RANK"] else "RANK"
         raise UsageError(
             f"{present[0]} is set to {environ[present[0]]!r} but {missing} is not",
-            hint=f"set both, or unset {present[0]} and let the launcher's own variables speak",
+            hint=f"set both, or unset {present[0]} to use the launcher's variables",
         )
     if not views and "PALS_RANKID" in environ:
         raise UsageError(

@@ -41,7 +41,7 @@ class SnapshotFiles:
     def open(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
         target = Path(path)
         if mode != "rb" or target.parent != self.snapshot:
-            raise CorruptError(f"{self.snapshot}: its index leads out of the snapshot, to {target}")
+            raise CorruptError(f"{self.snapshot}: its index refers to {target}, outside the snapshot")
         try:
             stream = open_plain(target)
         except UnreadableError as error:
@@ -74,7 +74,7 @@ class SnapshotFiles:
         try:
             return torch.load(stream, weights_only=not self.all_own)
         except pickle.UnpicklingError:
-            raise foreign(self.snapshot, "it holds more than tensors and plain values") from None
+            raise foreign(self.snapshot, "it contains more than tensors and plain values") from None
 
 
 def make_reader(snapshot: Path, entries: Sequence[FileEntry], agree: Agree) -> Any:

@@ -57,7 +57,7 @@ class Run:
         except RuntimeError as error:
             raise MachineError(
                 f"rank {self.rank}: not every rank reached the barrier within {limit_s:.0f} s: {first_line(error)}",
-                hint="look at the missing rank's log first: it usually failed before",
+                hint="read the missing rank's log first: that rank usually failed earlier",
             ) from error
 
     def shutdown(self, timeout_s: float = 30.0) -> None:
@@ -91,7 +91,7 @@ def close_group(timeout_s: float, held: list[Any] | None = None) -> None:
     worker.start()
     worker.join(timeout_s)
     if worker.is_alive():
-        say(f"the process group did not close within {timeout_s:.0f} s; leaving without it")
+        say(f"the process group did not close within {timeout_s:.0f} s; exiting without closing it")
 
 
 def close_at_exit(close: Callable[[float], None] = close_group) -> None:

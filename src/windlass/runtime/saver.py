@@ -168,7 +168,7 @@ class Saver:
             except Exception as error:  # top of a thread: no caller would see it
                 self._error = MachineError(
                     f"saving into {self._folder} failed: {type(error).__name__}: {error}",
-                    hint="is there room and write access? the last complete snapshot is still there",
+                    hint="check free space and write access; the last complete snapshot still exists",
                 )
 
         if background:
@@ -184,7 +184,7 @@ class Saver:
         if self._thread.is_alive():
             raise MachineError(
                 f"rank {self._peers.rank}: saving into {self._folder} did not end within {self._wait_s:.0f} s",
-                hint="is the file system hanging? the last committed snapshot is untouched",
+                hint="the file system may hang; the last committed snapshot is untouched",
             )
         self._thread = None
 

@@ -53,9 +53,9 @@ class Snapshot:
     ) -> None:
         if every_s is None and every_steps is None:
             every_s = 300.0
-        _require(every_s is None or every_s > 0, f"every_s is {every_s}", "give seconds greater than zero, as 300")
+        _require(every_s is None or every_s > 0, f"every_s is {every_s}", "give seconds greater than zero, e.g. 300")
         _require(every_steps is None or every_steps > 0, f"every_steps is {every_steps}", "give at least 1")
-        _require(keep >= 1, f"keep is {keep}", "keep at least one snapshot: there is nothing to resume from else")
+        _require(keep >= 1, f"keep is {keep}", "keep at least one snapshot to resume from")
         _require(wait_s > 0, f"wait_s is {wait_s}", "give seconds greater than zero")
         for name, thing in (("loader", loader), *(also or {}).items()):
             fits = thing is None or (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"))
@@ -84,7 +84,7 @@ class Snapshot:
         steps = range(steps) if isinstance(steps, int) else steps
         rising = isinstance(steps, range) and steps.step > 0
         _require(rising, f"steps must be a rising range, not {steps!r}", "as range(1000)")
-        _require(self._loop is None, "resume was called twice", "make one Snapshot per loop")
+        _require(self._loop is None, "resume was called twice", "create one Snapshot per loop")
         self._loop = Loop(self._options)
         loaded = self._loop.load()
         left = steps if loaded is None else steps[bisect_right(steps, loaded.step) :]

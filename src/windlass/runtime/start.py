@@ -122,7 +122,7 @@ def _complete(place: RankPlace, environ: Mapping[str, str]) -> RankPlace:
         place = _ask_mpi(place)
     if place.world_size > 1 and place.master_addr is None:
         raise UsageError(
-            f"{place.world_size} ranks ({place.launcher}), but nothing says where rank 0 is",
+            f"{place.world_size} ranks ({place.launcher}), but the address of rank 0 is unknown",
             hint="start with windlass, or export MASTER_ADDR, or install mpi4py for this MPI",
         )
     if place.master_port is None:
@@ -175,7 +175,7 @@ def _local_rank(place: RankPlace) -> int:
     if place.one_node:
         return place.rank
     raise UsageError(
-        f"rank {place.rank} of {place.world_size} ({place.launcher}): its number on this node is unknown",
+        f"rank {place.rank} of {place.world_size} ({place.launcher}): its local rank is unknown",
         hint="export LOCAL_RANK in the job script, or start with windlass",
     )
 
@@ -212,7 +212,7 @@ def _meet(torch: Any, run: Run, choice: Choice, environ: MutableMapping[str, str
         raise MachineError(
             f"rank {run.rank} on {socket.gethostname()} did not meet the other {run.world_size - 1} ranks at "
             f"{run.master_addr}:{run.master_port} within {run.timeout_s:.0f} s: {first_line(error)}",
-            hint="is rank 0 alive, is its address reachable from here, is the port free?",
+            hint="check that rank 0 runs, that this node reaches its address, and that the port is free",
         ) from error
     if choice.backend == "gloo":
         close_at_exit()

@@ -103,7 +103,7 @@ def restore_values(parts: Parts, values: Mapping[str, Any]) -> None:
         if here != there:
             raise UsageError(
                 f"the snapshot has optimizers with {there} parameter groups, this run has {here}",
-                hint="build the optimizers as they were, or give this run a folder of its own",
+                hint="create the same optimizers, or give this run another folder",
             )
         for optimizer, groups in zip(parts.optimizers, values["param_groups"], strict=True):
             for group, saved in zip(optimizer.param_groups, groups, strict=True):
@@ -158,8 +158,8 @@ def compare(target: Mapping[str, Any], stored: Mapping[str, Any], where: Path) -
         if names:
             problems.append(f"{label}: {listed([n.partition('/')[2] for n in sorted(names)], _SHOWN)}")
     raise UsageError(
-        f"{where} holds another model or optimizer: {'; '.join(problems)}",
-        hint="give this run a folder of its own, or build the model as it was; nothing was loaded or overwritten",
+        f"{where} contains another model or optimizer: {'; '.join(problems)}",
+        hint="give this run another folder, or create the same model; nothing was loaded or overwritten",
     )
 
 

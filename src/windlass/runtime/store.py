@@ -132,7 +132,7 @@ def parse_manifest(text: str, where: str) -> Manifest:
             files=tuple(_entry(*entry) for entry in body["files"]),
         )
     except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise CorruptError(f"{where}: {MANIFEST} is not one of ours: {error}") from None
+        raise CorruptError(f"{where}: {MANIFEST} is not a windlass manifest: {error}") from None
 
 
 def _entry(name: Any, size_bytes: Any, sha256: Any) -> FileEntry:
@@ -144,7 +144,7 @@ def _entry(name: Any, size_bytes: Any, sha256: Any) -> FileEntry:
 
 def _natural(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{str(value)[:80]} is not a number of something")
+        raise ValueError(f"{str(value)[:80]} is not a valid number")
     return value
 
 
@@ -274,8 +274,8 @@ def io_threads() -> int:
 def disk_error(error: OSError, path: Path | str, verb: str) -> MachineError:
     """Convert an operating system error to a windlass error: what failed, where, and what to do."""
     hints = {
-        "EACCES": "choose a folder you may write to, or ask its owner",
-        "EPERM": "choose a folder you may write to, or ask its owner",
+        "EACCES": "choose a writable folder, or ask its owner for access",
+        "EPERM": "choose a writable folder, or ask its owner for access",
         "EROFS": "the file system is mounted read-only here; choose another folder",
         "ENOSPC": "free space or choose another folder; older snapshots are untouched",
         "EDQUOT": "your quota is used up; free space or choose another folder; older snapshots are untouched",

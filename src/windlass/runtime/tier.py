@@ -35,7 +35,7 @@ class FastTier:
         try:
             private_folder(self.path)
         except UntrustedError as error:
-            problem = MachineError(f"fast tier: {error}", hint="give Snapshot(fast=...) a folder of your own")
+            problem = MachineError(f"fast tier: {error}", hint="give Snapshot(fast=...) a folder that you own")
         except OSError as error:
             problem = store.disk_error(error, root, "write the fast tier in")
         places = peers.gather((socket.gethostname(), str(self.path), problem))

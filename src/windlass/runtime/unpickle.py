@@ -59,7 +59,7 @@ class _CopyBudget:
     def spend(self, amount: int) -> None:
         self._left -= amount
         if self._left < 0:
-            raise ForeignCodeError("its values take far more memory than the file")
+            raise ForeignCodeError("its values need far more memory than the file")
 
 
 class _Copying:
@@ -166,7 +166,7 @@ class _PlainUnpickler(pickle.Unpickler):
             return _Copying(super().find_class(module, name), self._budget)
         if name in _TABLE.get(module, ()):
             return super().find_class(module, name)
-        raise ForeignCodeError(f"it wants to call {module}.{name}")
+        raise ForeignCodeError(f"it would call {module}.{name}")
 
     def _dtype(self, *given: Any) -> _DType:
         self._dtypes.append(_DType(*given))
@@ -194,5 +194,5 @@ def foreign(path: object, why: str) -> ForeignCodeError:
     """Return the error for a snapshot that is not read, for people."""
     return ForeignCodeError(
         f"{path} could have been written by another user and is not loaded: {why}",
-        hint="if you trust it: make a copy of it that only you can write (cp -r, chmod -R go-w), and load that",
+        hint="if you trust it, copy it so that only you can write it (cp -r, chmod -R go-w), and load the copy",
     )

@@ -159,7 +159,7 @@ class ShardWriter:
             except Exception as error:  # for any error, because the other ranks wait for a result
                 failed = MachineError(
                     f"torch cannot plan the snapshot: {type(error).__name__}: {first_line(error)}",
-                    hint="can every value of the state be saved by torch.distributed.checkpoint?",
+                    hint="check that torch.distributed.checkpoint can save every value of the state",
                 )
             if failed is not None:
                 answers = [(None, failed)] * peers.world_size
@@ -203,7 +203,7 @@ class ShardWriter:
         except RuntimeError as error:
             raise MachineError(
                 f"cannot write {self.path}: {first_line(error)}",
-                hint="is there room and write access? the last complete snapshot is still there",
+                hint="check free space and write access; the last complete snapshot still exists",
             ) from error
 
     def _write_files(self) -> list[Any]:

@@ -43,7 +43,9 @@ def site_file_text(seen: Measurements) -> str:
 
 
 def _lines(seen: Measurements) -> Iterator[str]:
-    yield _comment(f"Measured by `windlass sites adopt {seen.name}` on {seen.date}. What was not seen is absent.")
+    yield _comment(
+        f"Measured by `windlass sites adopt {seen.name}` on {seen.date}. Facts that were not found are absent."
+    )
     head: dict[str, object] = {"kind": "site", "name": seen.name, "extends": seen.extends}
     head |= {"network": seen.network} if seen.network else {}
     yield from _pairs({**head, "status": _status(seen), "source": _SOURCE})
@@ -62,7 +64,7 @@ def _lines(seen: Measurements) -> Iterator[str]:
     if seen.modules:
         yield ""
         yield "# Loaded when this was measured. With `default = true` every job loads them."
-        because = "loaded in the shell that measured"
+        because = "loaded in the shell of the measurement"
         table = {"load": list(seen.modules), "default": False, "because": because, "source": _SOURCE}
         yield from _block("[[modules]]", table, blank=False)
 

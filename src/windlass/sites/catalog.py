@@ -30,7 +30,7 @@ def site_of_file(path: Path, folders: ConfigFolders = NO_FOLDERS) -> str:
     data = _read_own(path, folders)
     name = data.get("name") or data.get("extends")
     if not name:
-        raise ConfigError(f"{path}: says neither `name` nor `extends`", hint='add a line such as extends = "frontier"')
+        raise ConfigError(f"{path}: has neither `name` nor `extends`", hint='add a line such as extends = "frontier"')
     return str(name)
 
 
@@ -105,7 +105,7 @@ def _chain(
     if name in seen:
         raise ConfigError(
             f"sites extend each other in a circle: {' -> '.join((*seen, name))}",
-            hint="take `extends` out of one of them",
+            hint="remove `extends` from one of them",
         )
     found: list[Layer] = []
     builtin = catalog_path("site", name)

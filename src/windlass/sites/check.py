@@ -72,7 +72,7 @@ def problems_of_table(
 ) -> tuple[Finding, ...]:
     """All problems of a TOML text, by line: what the schema `kind` refuses, and what `more` finds in the table."""
     if text.startswith("\ufeff"):
-        message = "begins with a byte order mark, which TOML does not know"
+        message = "begins with a byte order mark, which TOML does not allow"
         return (problem(file, 1, message, hint="save it as UTF-8 without BOM"),)
     try:
         data = tomllib.loads(text)
@@ -105,7 +105,7 @@ def read_table(path: FilePath) -> Mapping[str, Any]:
     try:
         table: dict[str, Any] = tomllib.loads(read_text(path, follow=True))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", hint="did it change just now?") from error
+        raise ConfigError(f"{path}: cannot be read: {error}", hint="it may have changed just now: try again") from error
     return table
 
 
@@ -131,7 +131,9 @@ def _names(data: Mapping[str, Any], stem: str, known: Known, *, builtin: bool) -
     if builtin and name != stem:
         yield Misfit(path=("name",), message=f"must be {stem!r}, the name of the file, not {name!r}")
     if kind == "overlay" and not data.get("extends"):
-        yield Misfit(path=("kind",), message="an overlay must say which site it extends", hint='extends = "frontier"')
+        yield Misfit(
+            path=("kind",), message="an overlay must name the site that it extends", hint='extends = "frontier"'
+        )
     partitions = data.get("partitions")
     places: list[tuple[Path, CatalogKind, object]] = [
         (("hardware",), "hardware", data.get("hardware")),
@@ -161,10 +163,10 @@ def _sources(data: Mapping[str, Any], *, builtin: bool) -> Iterator[Misfit]:
             hint = f'write it in quotes: checked = "{checked.isoformat()[:10]}"'
             yield Misfit(path=("sources", key, "checked"), message="must be a text in quotes", hint=hint)
         elif isinstance(checked, str) and not _is_date(checked):
-            message = f"must be a date as in 2026-08-19, not {checked!r}"
+            message = f"must be a date such as 2026-08-19, not {checked!r}"
             yield Misfit(path=("sources", key, "checked"), message=message)
         if isinstance(spec.get("where"), str) and not spec["where"].strip():
-            yield Misfit(path=("sources", key, "where"), message="is empty: say where it was read")
+            yield Misfit(path=("sources", key, "where"), message="is empty: give the document that states it")
     allowed = set(declared) | (set() if builtin else {OWN_SOURCE})
     for path, value in _values(data, "source"):
         if value == "" and not builtin:
@@ -187,7 +189,7 @@ def _reasons(data: Mapping[str, Any]) -> Iterator[Misfit]:
     for key in ("because", "verdict", "topic"):
         for path, value in _values(data, key):
             if isinstance(value, str) and not value.strip() and path[0] != "modules":
-                yield Misfit(path=path, message="is empty: say why" if key == "because" else "is empty")
+                yield Misfit(path=path, message="is empty: give the reason" if key == "because" else "is empty")
 
 
 _FREE_TABLES = frozenset({"variables", "links", "annotations"})

@@ -133,7 +133,7 @@ def detect(evidence: Evidence, catalog: Sequence[Signs]) -> Detection:
     if len(best) == 1:
         site, because = best[0], _why(best[0], clues)
     elif best:
-        because = f"the evidence is the same for {' and '.join(sorted(best))}; say which with --site"
+        because = f"the evidence is the same for {' and '.join(sorted(best))}; choose one with --site"
     else:
         because = _why_unknown(clues)
     login = _login(evidence, next((signs for signs in catalog if signs.name == site), None))
@@ -158,7 +158,9 @@ def _clues(evidence: Evidence, signs: Signs) -> Iterable[Clue]:
     ]
     host = list(_host(evidence, signs))
     if not any(clue.weight > 0 for clue in strong):
-        return [msgspec.structs.replace(clue, weight=0, text=f"{clue.text}, which alone says nothing") for clue in host]
+        return [
+            msgspec.structs.replace(clue, weight=0, text=f"{clue.text}, which is not enough evidence") for clue in host
+        ]
     return [*strong, *host, *_contradictions(evidence, signs)]
 
 
@@ -229,7 +231,7 @@ def _why(site: str, clues: Iterable[Clue]) -> str:
 def _why_unknown(clues: Sequence[Clue]) -> str:
     names = sorted({clue.site for clue in clues if clue.weight >= 0})
     if not names:
-        return "nothing here is known from the catalog"
+        return "no site of the catalog matches"
     return f"not enough evidence for {' or '.join(names)}"
 
 

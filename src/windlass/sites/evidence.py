@@ -125,7 +125,7 @@ def _schedulers(env: Mapping[str, str], job: SchedulerKind | None, root: Path) -
         if which(command, env):
             seen[kind] = f"{command} is in PATH and configured"
         elif kind == "pbs" and os.access(root / (place := _pbs_qsub(env, root)).lstrip("/"), os.X_OK):
-            seen[kind] = f"{place} is there and configured"
+            seen[kind] = f"{place} exists and is configured"
     return seen
 
 

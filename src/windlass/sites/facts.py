@@ -239,7 +239,7 @@ def _queues(data: Table) -> Iterator[Misfit]:
             yield Misfit(path=(*path, "nodes_min"), message=f"is {least}, more than nodes_max, which is {most}")
         limit = _text(item, "time_max")
         if limit is not None and not _TIME.fullmatch(limit):
-            message = f"must be a time as in 2-00:00:00 or 12:00:00, not {limit!r}"
+            message = f"must be a time such as 2-00:00:00 or 12:00:00, not {limit!r}"
             yield Misfit(path=(*path, "time_max"), message=message)
 
 

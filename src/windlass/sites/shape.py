@@ -195,7 +195,7 @@ def _struct(path: Path, value: Mapping[str, Any], schema: types.StructType) -> I
         if key in fields:
             yield from _fit((*path, key), item, fields[key].type)
         elif key in _FILLED_IN:
-            yield Misfit(path=(*path, key), message=f"{key!r} is not for files", hint="windlass fills it in")
+            yield Misfit(path=(*path, key), message=f"{key!r} is not for files", hint="windlass sets it")
         else:
             close = nearest(key, fields)
             hint = f"did you mean {close!r}?" if close else f"known here: {', '.join(sorted(fields))}"

@@ -1,11 +1,11 @@
 #!/bin/bash
 # A Python environment for aurora (venv), made by windlass.
-# torch and its oneCCL come with the frameworks module; what it lacks goes on top, in a venv with --system-site-
+# torch and its oneCCL come with the frameworks module; install other packages on top, in a venv with --system-site-
 # packages. Source: ALCF user guide, aurora/data-science/python.md, 2026-08-19
 # Run it on a login node. ENV=/another/place bash FILE puts it elsewhere.
-# note: /lus/flare/projects/${ACCOUNT}/${USER}/envs/torch is on Lustre: some nodes start well from it, hundreds do not
-# (import torch from Lustre: 1020 s on 8192 nodes). windlass run --cache ENV reads it once for all nodes; or windlass
-# env pack and windlass stage
+# note: /lus/flare/projects/${ACCOUNT}/${USER}/envs/torch is on Lustre: fast enough for a few nodes, too slow for
+# hundreds (import torch from Lustre: 1020 s on 8192 nodes). windlass run --cache ENV reads it once for all nodes; or
+# windlass env pack and windlass stage
 # note: /lus/flare holds 1 TB a project; an environment with torch has more than 20,000 files
 # note: packages of the module need no cache. Those of the venv do beyond some hundred nodes (--cache, or the site's
 # Copper)
@@ -19,23 +19,23 @@ fi
 ENV=${ENV:-"/lus/flare/projects/${ACCOUNT}/${USER}/envs/torch"}
 # Packages in ~/.local would hide those that are installed here.
 export PYTHONNOUSERSITE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-# `python -m` imports from the current folder: no file of a project is to be in its way.
+# `python -m` imports from the current folder: use an empty one, so that no project file is imported.
 case $ENV in /*) ;; *) ENV=$PWD/$ENV ;; esac
 cd /
 
 finished=no
 trap '[ "$finished" = yes ] || echo "not finished: remove $ENV, if it is there, and begin anew" >&2' EXIT
 
-# 1. the place: made anew, so that nothing old is in it
+# 1. the place: a new folder, so that it contains no old files
 echo '== step 1 of 7: the place'
 if [ -e "$ENV" ] || [ -L "$ENV" ]; then
-  echo "$ENV is there already: move it away, or choose another ENV" >&2
+  echo "$ENV already exists: move it away, or choose another ENV" >&2
   exit 2
 fi
 mkdir -p "$(dirname "$ENV")"
 
-# 2. the site's modules: the site's PyTorch with its oneCCL; your own packages go on top in a venv with --system-site-
-# packages
+# 2. the site's modules: the site's PyTorch with its oneCCL; install your own packages on top, in a venv with --system-
+# site-packages
 # ALCF user guide, aurora/data-science/python.md, 2026-08-19
 echo '== step 2 of 7: the site'"'"'s modules'
 if ! type module >/dev/null 2>&1; then
@@ -52,8 +52,8 @@ echo '== step 3 of 7: a venv on top of the site'"'"'s packages'
 python3 -m venv --system-site-packages "$ENV"
 py() { "$ENV/bin/python" "$@"; }
 
-# 4. keep torch as it is: a package that wants another torch must fail, not replace the one that fits the driver
-echo '== step 4 of 7: keep torch as it is'
+# 4. keep the torch version: a package that wants another torch must fail, not replace the one that fits the driver
+echo '== step 4 of 7: keep the torch version'
 py -m pip list --format=freeze | grep -iE '^(torch|pytorch-triton[a-z-]*)==' >"$ENV/constraints.txt" || true
 
 # 5. mpi4py: compiled with the site's compiler wrapper, so that it uses the site's MPI; a wheel knows only others
@@ -66,7 +66,7 @@ MPICC=mpicc py -m pip install -c "$ENV/constraints.txt" --no-cache-dir --no-bina
 echo '== step 6 of 7: deepspeed'
 DS_BUILD_OPS=0 py -m pip install -c "$ENV/constraints.txt" deepspeed
 
-# 7. import what was installed: what fails here fails on a thousand ranks
+# 7. import what was installed: an import that fails here would fail on every rank
 echo '== step 7 of 7: import what was installed'
 py -c 'import mpi4py, torch; print(torch.__version__)'
 

@@ -3,9 +3,9 @@
 # the site's own document makes a conda environment from its miniforge3 module and takes torch from PyTorch's index for
 # ROCm. Source: OLCF user documentation, software/analytics/pytorch_frontier.rst, 2026-07-22
 # Run it on a login node. ENV=/another/place bash FILE puts it elsewhere.
-# note: /lustre/orion/${ACCOUNT,,}/proj-shared/${USER}/envs/torch is on Lustre: some nodes start well from it, hundreds
-# do not (start of a conda environment from Lustre: 51 s on 8 nodes). windlass run --cache ENV reads it once for all
-# nodes; or windlass env pack and windlass stage
+# note: /lustre/orion/${ACCOUNT,,}/proj-shared/${USER}/envs/torch is on Lustre: fast enough for a few nodes, too slow
+# for hundreds (start of a conda environment from Lustre: 51 s on 8 nodes). windlass run --cache ENV reads it once for
+# all nodes; or windlass env pack and windlass stage
 # note: Orion is purged after 90 days: keep a packed copy elsewhere. Import mpi4py before torch. For MPI without GPU
 # support unload rocm before mpi4py is built
 # note: NVMe at /mnt/bb/$USER only after --with nvme. Start of 8 nodes: 2 s from NVMe, 51 s from Orion, 236 s from NFS.
@@ -18,17 +18,17 @@ fi
 ENV=${ENV:-"/lustre/orion/${ACCOUNT,,}/proj-shared/${USER}/envs/torch"}
 # Packages in ~/.local would hide those that are installed here.
 export PYTHONNOUSERSITE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-# `python -m` imports from the current folder: no file of a project is to be in its way.
+# `python -m` imports from the current folder: use an empty one, so that no project file is imported.
 case $ENV in /*) ;; *) ENV=$PWD/$ENV ;; esac
 cd /
 
 finished=no
 trap '[ "$finished" = yes ] || echo "not finished: remove $ENV, if it is there, and begin anew" >&2' EXIT
 
-# 1. the place: made anew, so that nothing old is in it
+# 1. the place: a new folder, so that it contains no old files
 echo '== step 1 of 8: the place'
 if [ -e "$ENV" ] || [ -L "$ENV" ]; then
-  echo "$ENV is there already: move it away, or choose another ENV" >&2
+  echo "$ENV already exists: move it away, or choose another ENV" >&2
   exit 2
 fi
 mkdir -p "$(dirname "$ENV")"
@@ -60,8 +60,8 @@ py() { "$ENV/bin/python" "$@"; }
 echo '== step 4 of 8: torch 2.10.0 (rocm7.1)'
 py -m pip install torch==2.10.0 --index-url https://download.pytorch.org/whl/rocm7.1
 
-# 5. keep torch as it is: a package that wants another torch must fail, not replace the one that fits the driver
-echo '== step 5 of 8: keep torch as it is'
+# 5. keep the torch version: a package that wants another torch must fail, not replace the one that fits the driver
+echo '== step 5 of 8: keep the torch version'
 py -m pip list --format=freeze | grep -iE '^(torch|pytorch-triton[a-z-]*)==' >"$ENV/constraints.txt" || true
 
 # 6. mpi4py: compiled with the site's compiler wrapper, so that it uses the site's MPI; a wheel knows only others
@@ -74,7 +74,7 @@ MPICC='cc -shared' py -m pip install -c "$ENV/constraints.txt" --no-cache-dir --
 echo '== step 7 of 8: deepspeed'
 DS_BUILD_OPS=0 py -m pip install -c "$ENV/constraints.txt" deepspeed
 
-# 8. import what was installed: what fails here fails on a thousand ranks
+# 8. import what was installed: an import that fails here would fail on every rank
 echo '== step 8 of 8: import what was installed'
 py -c 'import mpi4py, torch; print(torch.__version__)'
 

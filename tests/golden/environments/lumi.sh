@@ -15,7 +15,7 @@ fi
 ENV=${ENV:-"/projappl/${ACCOUNT}/${USER}/envs/torch"}
 # Packages in ~/.local would hide those that are installed here.
 export PYTHONNOUSERSITE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-# `python -m` imports from the current folder: no file of a project is to be in its way.
+# `python -m` imports from the current folder: use an empty one, so that no project file is imported.
 case $ENV in /*) ;; *) ENV=$PWD/$ENV ;; esac
 [ ! -f "${IMAGE:-}" ] || IMAGE=$(readlink -f "$IMAGE")
 cd /
@@ -23,15 +23,15 @@ cd /
 finished=no
 trap '[ "$finished" = yes ] || echo "not finished: remove $ENV, if it is there, and begin anew" >&2' EXIT
 
-# 1. the place: made anew, so that nothing old is in it
+# 1. the place: a new folder, so that it contains no old files
 echo '== step 1 of 7: the place'
 if [ -e "$ENV" ] || [ -L "$ENV" ]; then
-  echo "$ENV is there already: move it away, or choose another ENV" >&2
+  echo "$ENV already exists: move it away, or choose another ENV" >&2
   exit 2
 fi
 mkdir -p "$(dirname "$ENV")"
 
-# 2. the image beneath: the environment must be made by the image's own Python: it works with that image and no other
+# 2. the image beneath: the image's own Python must create the environment; it works only with that image
 # Lumi-supercomputer/LUMI-AI-Guide, 2026-05-19
 echo '== step 2 of 7: the image beneath'
 IMAGE=${IMAGE:-$(printf '%s\n' /appl/local/laifs/containers/lumi-multitorch-*/lumi-multitorch-full-*.sif | sort -V | tail -n 1)}
@@ -47,8 +47,8 @@ inside sh -c 'eval "${WITH_CONDA:-}"; exec "$0" "$@"' python3 -m venv --system-s
 inside sh -c 'eval "${WITH_CONDA:-}"; exec "$0" "$@"' python3 -c 'import sys, sysconfig; to = "%s/lib/python%d.%d/site-packages/beneath.pth" % (sys.argv[1], *sys.version_info[:2]); sys.prefix == sys.base_prefix or open(to, "w").write(sysconfig.get_path("purelib") + "\n")' "$ENV"
 py() { inside "$ENV/bin/python" "$@"; }
 
-# 4. keep torch as it is: a package that wants another torch must fail, not replace the one that fits the driver
-echo '== step 4 of 7: keep torch as it is'
+# 4. keep the torch version: a package that wants another torch must fail, not replace the one that fits the driver
+echo '== step 4 of 7: keep the torch version'
 py -m pip list --format=freeze | grep -iE '^(torch|pytorch-triton[a-z-]*)==' >"$ENV/constraints.txt" || true
 
 # 5. mpi4py: compiled against the image's MPI: a wheel brings another one, which cannot talk to the launcher
@@ -61,7 +61,7 @@ MPICC=mpicc py -m pip install -c "$ENV/constraints.txt" --no-cache-dir --no-bina
 echo '== step 6 of 7: deepspeed'
 DS_BUILD_OPS=0 py -m pip install -c "$ENV/constraints.txt" deepspeed
 
-# 7. import what was installed: what fails here fails on a thousand ranks
+# 7. import what was installed: an import that fails here would fail on every rank
 echo '== step 7 of 7: import what was installed'
 py -c 'import mpi4py, torch; print(torch.__version__)'
 

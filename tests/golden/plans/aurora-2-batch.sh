@@ -13,7 +13,7 @@
 # Why these directives:
 # -N train: the name in the queue (builtin: windlass)
 # -l select=2: 2 nodes, one chunk on each (builtin: windlass)
-# -l walltime=01:00:00: the job ends after this time at the latest (builtin: windlass)
+# -l walltime=01:00:00: time limit of the job (builtin: windlass)
 # -q debug: where to run (builtin: windlass)
 # -A ACCOUNT: who pays (builtin: windlass)
 # -o RUN_DIR/job.log: output of the batch script itself (builtin: windlass)
@@ -26,5 +26,5 @@
 # -j oe: one file for output and errors (site aurora: ALCF user guide, aurora/running-jobs-aurora.md, checked
 # 2026-08-19)
 
-# The job itself: windlass reads the plan, looks at the nodes it got, and starts the ranks.
+# The job: windlass reads the plan, inspects the nodes of the job, and starts the ranks.
 exec windlass run --plan RUN_DIR/plan.json

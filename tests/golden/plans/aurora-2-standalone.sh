@@ -10,7 +10,7 @@
 #PBS -k doe
 #PBS -j oe
 
-# windlass 0.1.0: train on aurora. Submit this text as it is: qsub FILE
+# windlass 0.1.0: train on aurora. Submit this file unchanged:  qsub FILE
 # The nodes must have:
 # - the command python train.py '--rank={rank}' 'two words' in /home/user/project
 # - the modules frameworks
@@ -21,7 +21,7 @@
 # Why these directives:
 # -N train: the name in the queue (builtin: windlass)
 # -l select=2: 2 nodes, one chunk on each (builtin: windlass)
-# -l walltime=01:00:00: the job ends after this time at the latest (builtin: windlass)
+# -l walltime=01:00:00: time limit of the job (builtin: windlass)
 # -q debug: where to run (builtin: windlass)
 # -A ACCOUNT: who pays (builtin: windlass)
 # -o RUN_DIR/job.log: output of the batch script itself (builtin: windlass)
@@ -47,7 +47,7 @@ fi
 w_load() { module load "$1" || { echo "windlass: module $1 does not load" >&2; exit 3; }; }
 w_load frameworks
 
-# Rendezvous: the first host of the job, and a port on it that nobody listens on.
+# Rendezvous: the first host of the job, and a free port on it.
 export WINDLASS_JOB_ID=${PBS_JOBID:-0}
 export WINDLASS_UID=$(id -u)
 awk 'NF && !seen[$1]++ { print $1 }' "$PBS_NODEFILE" > RUN_DIR/hosts || exit 3
@@ -65,23 +65,24 @@ printf "export %s='%s'\n" WINDLASS_JOB_ID "$WINDLASS_JOB_ID" WINDLASS_UID "$WIND
 # The rank script: every task runs it before the command.
 cat > RUN_DIR/rank.sh <<'END_OF_FILE'
 #!/bin/sh
-# windlass 0.1.0 rank script: train on aurora, 2 nodes x 12 ranks. Made from plan.json beside it, for every task.
+# windlass 0.1.0 rank script: train on aurora, 2 nodes x 12 ranks. Made from plan.json in the same folder, for every
+# task.
 w_fail() {
   echo "windlass: rank ${w_rank:-?} on $w_host: $*" >&2
   exit 70
 }
 w_host=${SLURMD_NODENAME:-$(uname -n)}; w_host=${w_host%%.*}
 
-# Who am I: pals says so inside the task, nobody else knows.
+# The numbers of this rank, which pals sets inside the task.
 w_rank=${PALS_RANKID:-${PMIX_RANK:-${PMI_RANK:-}}}
-[ -n "$w_rank" ] || w_fail 'none of PALS_RANKID, PMIX_RANK, PMI_RANK is set: was this started by pals?'
+[ -n "$w_rank" ] || w_fail 'none of PALS_RANKID, PMIX_RANK, PMI_RANK is set, so pals did not start this task'
 w_local_rank=${PALS_LOCAL_RANKID:-${PMI_LOCAL_RANK:-$((w_rank % 12))}}
 w_node_rank=${PALS_NODEID:-$((w_rank / 12))}
 w_world_size=24
 w_nodes=2
 w_ranks_per_node=12
 w_seen=${PMI_SIZE:-24}
-[ "$w_seen" = "$w_world_size" ] || w_fail "the launcher started $w_seen ranks, the plan has $w_world_size: was its command line changed?"
+[ "$w_seen" = "$w_world_size" ] || w_fail "the launcher started $w_seen ranks, the plan has $w_world_size: its command line was changed"
 . RUN_DIR/job.env || w_fail 'cannot read job.env'
 w_master_addr="${WINDLASS_MASTER_ADDR:?windlass: not exported by the batch script}"
 w_master_port="${WINDLASS_MASTER_PORT:?windlass: not exported by the batch script}"
@@ -95,7 +96,7 @@ ulimit -c 0 2>/dev/null || :
 w_parent=/tmp/windlass-"${WINDLASS_UID-}"-"${WINDLASS_JOB_ID-}"
 export WINDLASS_CACHE_DIR=$w_parent/n$w_node_rank
 mkdir -m 700 "$w_parent" 2>/dev/null || [ -d "$w_parent" ] || w_fail "cannot make $w_parent"
-[ -O "$w_parent" ] && [ ! -L "$w_parent" ] || w_fail "$w_parent belongs to somebody else"
+[ -O "$w_parent" ] && [ ! -L "$w_parent" ] || w_fail "$w_parent belongs to another user"
 mkdir -p "$WINDLASS_CACHE_DIR"/triton "$WINDLASS_CACHE_DIR"/inductor "$WINDLASS_CACHE_DIR"/extensions "$WINDLASS_CACHE_DIR"/numba "$WINDLASS_CACHE_DIR"/matplotlib "$WINDLASS_CACHE_DIR"/neo "$WINDLASS_CACHE_DIR"/sycl || w_fail "cannot make the caches in $WINDLASS_CACHE_DIR"
 
 # Where this rank sits: the site's own list for training: one rank per tile, four cores for data loading, away from
@@ -118,7 +119,7 @@ case "$w_local_rank" in
 esac
 
 # Variables of the plan, each with its reason.
-# a rank's output is seen when it is written (builtin: windlass)
+# a rank's output appears when it is written (builtin: windlass)
 export PYTHONUNBUFFERED=1
 # each rank has 4 cores (builtin: windlass)
 export OMP_NUM_THREADS=4
@@ -128,9 +129,9 @@ export TRITON_CACHE_DIR="${WINDLASS_CACHE_DIR-}"/triton
 export TORCHINDUCTOR_CACHE_DIR="${WINDLASS_CACHE_DIR-}"/inductor
 # torch's built extensions lock a folder in home, and a killed job leaves the lock (builtin: windlass)
 export TORCH_EXTENSIONS_DIR="${WINDLASS_CACHE_DIR-}"/extensions
-# numba's cache beside the sources is on the shared file system or read-only (builtin: windlass)
+# numba's cache next to the sources is on the shared file system or read-only (builtin: windlass)
 export NUMBA_CACHE_DIR="${WINDLASS_CACHE_DIR-}"/numba
-# matplotlib builds its font list in home from every rank at once (builtin: windlass)
+# every rank would build matplotlib's font list in home at once (builtin: windlass)
 export MPLCONFIGDIR="${WINDLASS_CACHE_DIR-}"/matplotlib
 # the compute runtime's compile cache in home is written by every rank (builtin: windlass)
 export NEO_CACHE_DIR="${WINDLASS_CACHE_DIR-}"/neo
@@ -154,7 +155,7 @@ export ZE_FLAT_DEVICE_HIERARCHY=FLAT
 # oneCCL learns ranks from PALS by PMIx (site aurora: ALCF user guide, aurora/data-science/frameworks/oneCCL.md,
 # checked 2026-08-19)
 export CCL_PROCESS_LAUNCHER=pmix
-# oneCCL moves data with the site's MPI, which knows the fabric (site aurora: ALCF user guide,
+# oneCCL moves data with the site's MPI, which supports the fabric (site aurora: ALCF user guide,
 # aurora/data-science/frameworks/oneCCL.md, checked 2026-08-19)
 export CCL_ATL_TRANSPORT=mpi
 # oneCCL's start-up exchange goes through MPI instead of sockets (site aurora: ALCF user guide,
@@ -191,7 +192,7 @@ export no_proxy='admin,*.hostmgmt.cm.aurora.alcf.anl.gov,*.alcf.anl.gov,localhos
 # aurora/data-science/frameworks/oneCCL.md, checked 2026-08-19)
 export CCL_WORKER_AFFINITY=42,43,44,45,46,47,94,95,96,97,98,99
 
-# What frameworks look for.
+# Variables that frameworks read.
 export RANK="$w_rank"
 export LOCAL_RANK="$w_local_rank"
 export WORLD_SIZE="$w_world_size"

@@ -10,7 +10,7 @@
 #SBATCH --output=RUN_DIR/job.log
 #SBATCH --network=disable_rdzv_get
 
-# windlass 0.1.0: train on frontier. Submit this text as it is: sbatch FILE
+# windlass 0.1.0: train on frontier. Submit this file unchanged:  sbatch FILE
 # The nodes must have:
 # - the command python train.py '--rank={rank}' 'two words' in /home/user/project
 # - the modules PrgEnv-gnu/8.7.0 cpe/26.03 miniforge3/23.11.0-0 rocm/7.1.1 craype-accel-amd-gfx90a rccl-net-plugin
@@ -22,10 +22,10 @@
 # --nodes=2: 2 nodes (builtin: windlass)
 # --ntasks-per-node=8: one task per rank (builtin: windlass)
 # --cpus-per-task=7: CPUs for each rank (builtin: windlass)
-# --gpus-per-node=8: devices, asked for as the site does (builtin: windlass)
+# --gpus-per-node=8: devices, requested in the site's form (builtin: windlass)
 # --partition=batch: where to run (builtin: windlass)
 # --account=ACCOUNT: who pays (builtin: windlass)
-# --time=01:00:00: the job ends after this time at the latest (builtin: windlass)
+# --time=01:00:00: time limit of the job (builtin: windlass)
 # --output=RUN_DIR/job.log: output of the batch script itself (builtin: windlass)
 # --network=disable_rdzv_get: the site asks for it in RCCL jobs: alt_read works only with it (site frontier: OLCF
 # user documentation, systems/frontier_user_guide.rst, checked 2026-07-22)
@@ -48,7 +48,7 @@ w_load rocm/7.1.1
 w_load craype-accel-amd-gfx90a
 w_load rccl-net-plugin
 
-# Rendezvous: the first host of the job, and a port on it that nobody listens on.
+# Rendezvous: the first host of the job, and a free port on it.
 export WINDLASS_JOB_ID=${SLURM_JOB_ID:-0}
 export WINDLASS_UID=$(id -u)
 scontrol show hostnames "$SLURM_JOB_NODELIST" > RUN_DIR/hosts || exit 3
@@ -66,23 +66,24 @@ printf "export %s='%s'\n" WINDLASS_JOB_ID "$WINDLASS_JOB_ID" WINDLASS_UID "$WIND
 # The rank script: every task runs it before the command.
 cat > RUN_DIR/rank.sh <<'END_OF_FILE'
 #!/bin/sh
-# windlass 0.1.0 rank script: train on frontier, 2 nodes x 8 ranks. Made from plan.json beside it, for every task.
+# windlass 0.1.0 rank script: train on frontier, 2 nodes x 8 ranks. Made from plan.json in the same folder, for
+# every task.
 w_fail() {
   echo "windlass: rank ${w_rank:-?} on $w_host: $*" >&2
   exit 70
 }
 w_host=${SLURMD_NODENAME:-$(uname -n)}; w_host=${w_host%%.*}
 
-# Who am I: srun says so inside the task, nobody else knows.
+# The numbers of this rank, which srun sets inside the task.
 w_rank=${SLURM_PROCID:-}
-[ -n "$w_rank" ] || w_fail 'none of SLURM_PROCID is set: was this started by srun?'
+[ -n "$w_rank" ] || w_fail 'none of SLURM_PROCID is set, so srun did not start this task'
 w_local_rank=${SLURM_LOCALID:-$((w_rank % 8))}
 w_node_rank=${SLURM_NODEID:-$((w_rank / 8))}
 w_world_size=16
 w_nodes=2
 w_ranks_per_node=8
 w_seen=${SLURM_STEP_NUM_TASKS:-${SLURM_NTASKS:-16}}
-[ "$w_seen" = "$w_world_size" ] || w_fail "the launcher started $w_seen ranks, the plan has $w_world_size: was its command line changed?"
+[ "$w_seen" = "$w_world_size" ] || w_fail "the launcher started $w_seen ranks, the plan has $w_world_size: its command line was changed"
 . RUN_DIR/job.env || w_fail 'cannot read job.env'
 w_master_addr="${WINDLASS_MASTER_ADDR:?windlass: not exported by the batch script}"
 w_master_port="${WINDLASS_MASTER_PORT:?windlass: not exported by the batch script}"
@@ -96,7 +97,7 @@ ulimit -c 0 2>/dev/null || :
 w_parent=/tmp/windlass-"${WINDLASS_UID-}"-"${WINDLASS_JOB_ID-}"
 export WINDLASS_CACHE_DIR=$w_parent/n$w_node_rank
 mkdir -m 700 "$w_parent" 2>/dev/null || [ -d "$w_parent" ] || w_fail "cannot make $w_parent"
-[ -O "$w_parent" ] && [ ! -L "$w_parent" ] || w_fail "$w_parent belongs to somebody else"
+[ -O "$w_parent" ] && [ ! -L "$w_parent" ] || w_fail "$w_parent belongs to another user"
 mkdir -p "$WINDLASS_CACHE_DIR"/triton "$WINDLASS_CACHE_DIR"/inductor "$WINDLASS_CACHE_DIR"/extensions "$WINDLASS_CACHE_DIR"/numba "$WINDLASS_CACHE_DIR"/matplotlib "$WINDLASS_CACHE_DIR"/miopen || w_fail "cannot make the caches in $WINDLASS_CACHE_DIR"
 
 # Where this rank sits: cores of the L3 cache next to each rank's device
@@ -114,7 +115,7 @@ case "$w_local_rank" in
 esac
 
 # Variables of the plan, each with its reason.
-# a rank's output is seen when it is written (builtin: windlass)
+# a rank's output appears when it is written (builtin: windlass)
 export PYTHONUNBUFFERED=1
 # each rank has 7 cores (builtin: windlass)
 export OMP_NUM_THREADS=7
@@ -124,9 +125,9 @@ export TRITON_CACHE_DIR="${WINDLASS_CACHE_DIR-}"/triton
 export TORCHINDUCTOR_CACHE_DIR="${WINDLASS_CACHE_DIR-}"/inductor
 # torch's built extensions lock a folder in home, and a killed job leaves the lock (builtin: windlass)
 export TORCH_EXTENSIONS_DIR="${WINDLASS_CACHE_DIR-}"/extensions
-# numba's cache beside the sources is on the shared file system or read-only (builtin: windlass)
+# numba's cache next to the sources is on the shared file system or read-only (builtin: windlass)
 export NUMBA_CACHE_DIR="${WINDLASS_CACHE_DIR-}"/numba
-# matplotlib builds its font list in home from every rank at once (builtin: windlass)
+# every rank would build matplotlib's font list in home at once (builtin: windlass)
 export MPLCONFIGDIR="${WINDLASS_CACHE_DIR-}"/matplotlib
 # MIOpen keeps SQLite files, which break on shared file systems; the folder must exist beforehand (builtin:
 # windlass)
@@ -204,7 +205,7 @@ export ftp_proxy=ftp://proxy.ccs.ornl.gov:3128/
 # software/analytics/pytorch_frontier.rst, checked 2026-07-22)
 export no_proxy='localhost,127.0.0.0/8,*.ccs.ornl.gov'
 
-# What frameworks look for.
+# Variables that frameworks read.
 export RANK="$w_rank"
 export LOCAL_RANK="$w_local_rank"
 export WORLD_SIZE="$w_world_size"

@@ -15,7 +15,7 @@
 # --ntasks-per-node=4: one task per rank (builtin: windlass)
 # --cpus-per-task=72: CPUs for each rank (builtin: windlass)
 # --account=ACCOUNT: who pays (builtin: windlass)
-# --time=01:00:00: the job ends after this time at the latest (builtin: windlass)
+# --time=01:00:00: time limit of the job (builtin: windlass)
 # --output=RUN_DIR/job.log: output of the batch script itself (builtin: windlass)
 # --network=disable_rdzv_get: FI_CXI_RDZV_PROTO=alt_read works only where the job has switched off the driver's
 # rendezvous get (network slingshot-11: HewlettPackard/shs-ccl-docs: ccl_env.sh, nccl/nccl_tuning_guide.md,
@@ -23,5 +23,5 @@
 # --exclusive: whole nodes: one rank per superchip (site hpe-gh200: HPE Cray EX containers (HPC AI Environments),
 # first edition, checked 2026-11-15)
 
-# The job itself: windlass reads the plan, looks at the nodes it got, and starts the ranks.
+# The job: windlass reads the plan, inspects the nodes of the job, and starts the ranks.
 exec windlass run --plan RUN_DIR/plan.json

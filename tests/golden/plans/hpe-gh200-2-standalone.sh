@@ -9,7 +9,7 @@
 #SBATCH --network=disable_rdzv_get
 #SBATCH --exclusive
 
-# windlass 0.1.0: train on hpe-gh200. Submit this text as it is: sbatch FILE
+# windlass 0.1.0: train on hpe-gh200. Submit this file unchanged:  sbatch FILE
 # The nodes must have:
 # - the command python train.py '--rank={rank}' 'two words' in /home/user/project
 # note: site-status: hpe-gh200: from HPE's documents, whose runs went to 8 nodes; nothing here was run on the
@@ -22,7 +22,7 @@
 # --ntasks-per-node=4: one task per rank (builtin: windlass)
 # --cpus-per-task=72: CPUs for each rank (builtin: windlass)
 # --account=ACCOUNT: who pays (builtin: windlass)
-# --time=01:00:00: the job ends after this time at the latest (builtin: windlass)
+# --time=01:00:00: time limit of the job (builtin: windlass)
 # --output=RUN_DIR/job.log: output of the batch script itself (builtin: windlass)
 # --network=disable_rdzv_get: FI_CXI_RDZV_PROTO=alt_read works only where the job has switched off the driver's
 # rendezvous get (network slingshot-11: HewlettPackard/shs-ccl-docs: ccl_env.sh, nccl/nccl_tuning_guide.md,
@@ -34,7 +34,7 @@ cd /home/user/project || exit 3
 (umask 077 && mkdir -p RUN_DIR/out RUN_DIR/where RUN_DIR/ends RUN_DIR/comm) && [ -O RUN_DIR ] && chmod go-w RUN_DIR RUN_DIR/out RUN_DIR/where RUN_DIR/ends RUN_DIR/comm || exit 3
 rm -f RUN_DIR/hosts RUN_DIR/rank.sh RUN_DIR/ends/*
 
-# Rendezvous: the first host of the job, and a port on it that nobody listens on.
+# Rendezvous: the first host of the job, and a free port on it.
 export WINDLASS_JOB_ID=${SLURM_JOB_ID:-0}
 export WINDLASS_UID=$(id -u)
 scontrol show hostnames "$SLURM_JOB_NODELIST" > RUN_DIR/hosts || exit 3
@@ -52,23 +52,24 @@ printf "export %s='%s'\n" WINDLASS_JOB_ID "$WINDLASS_JOB_ID" WINDLASS_UID "$WIND
 # The rank script: every task runs it before the command.
 cat > RUN_DIR/rank.sh <<'END_OF_FILE'
 #!/bin/sh
-# windlass 0.1.0 rank script: train on hpe-gh200, 2 nodes x 4 ranks. Made from plan.json beside it, for every task.
+# windlass 0.1.0 rank script: train on hpe-gh200, 2 nodes x 4 ranks. Made from plan.json in the same folder, for
+# every task.
 w_fail() {
   echo "windlass: rank ${w_rank:-?} on $w_host: $*" >&2
   exit 70
 }
 w_host=${SLURMD_NODENAME:-$(uname -n)}; w_host=${w_host%%.*}
 
-# Who am I: srun says so inside the task, nobody else knows.
+# The numbers of this rank, which srun sets inside the task.
 w_rank=${SLURM_PROCID:-}
-[ -n "$w_rank" ] || w_fail 'none of SLURM_PROCID is set: was this started by srun?'
+[ -n "$w_rank" ] || w_fail 'none of SLURM_PROCID is set, so srun did not start this task'
 w_local_rank=${SLURM_LOCALID:-$((w_rank % 4))}
 w_node_rank=${SLURM_NODEID:-$((w_rank / 4))}
 w_world_size=8
 w_nodes=2
 w_ranks_per_node=4
 w_seen=${SLURM_STEP_NUM_TASKS:-${SLURM_NTASKS:-8}}
-[ "$w_seen" = "$w_world_size" ] || w_fail "the launcher started $w_seen ranks, the plan has $w_world_size: was its command line changed?"
+[ "$w_seen" = "$w_world_size" ] || w_fail "the launcher started $w_seen ranks, the plan has $w_world_size: its command line was changed"
 . RUN_DIR/job.env || w_fail 'cannot read job.env'
 w_master_addr="${WINDLASS_MASTER_ADDR:?windlass: not exported by the batch script}"
 w_master_port="${WINDLASS_MASTER_PORT:?windlass: not exported by the batch script}"
@@ -82,7 +83,7 @@ ulimit -c 0 2>/dev/null || :
 w_parent=/tmp/windlass-"${WINDLASS_UID-}"-"${WINDLASS_JOB_ID-}"
 export WINDLASS_CACHE_DIR=$w_parent/n$w_node_rank
 mkdir -m 700 "$w_parent" 2>/dev/null || [ -d "$w_parent" ] || w_fail "cannot make $w_parent"
-[ -O "$w_parent" ] && [ ! -L "$w_parent" ] || w_fail "$w_parent belongs to somebody else"
+[ -O "$w_parent" ] && [ ! -L "$w_parent" ] || w_fail "$w_parent belongs to another user"
 mkdir -p "$WINDLASS_CACHE_DIR"/triton "$WINDLASS_CACHE_DIR"/inductor "$WINDLASS_CACHE_DIR"/extensions "$WINDLASS_CACHE_DIR"/numba "$WINDLASS_CACHE_DIR"/matplotlib "$WINDLASS_CACHE_DIR"/cuda || w_fail "cannot make the caches in $WINDLASS_CACHE_DIR"
 
 # Where this rank sits: cores of the NUMA domain next to each rank's device
@@ -96,7 +97,7 @@ case "$w_local_rank" in
 esac
 
 # Variables of the plan, each with its reason.
-# a rank's output is seen when it is written (builtin: windlass)
+# a rank's output appears when it is written (builtin: windlass)
 export PYTHONUNBUFFERED=1
 # each rank has 72 cores (builtin: windlass)
 export OMP_NUM_THREADS=72
@@ -106,17 +107,17 @@ export TRITON_CACHE_DIR="${WINDLASS_CACHE_DIR-}"/triton
 export TORCHINDUCTOR_CACHE_DIR="${WINDLASS_CACHE_DIR-}"/inductor
 # torch's built extensions lock a folder in home, and a killed job leaves the lock (builtin: windlass)
 export TORCH_EXTENSIONS_DIR="${WINDLASS_CACHE_DIR-}"/extensions
-# numba's cache beside the sources is on the shared file system or read-only (builtin: windlass)
+# numba's cache next to the sources is on the shared file system or read-only (builtin: windlass)
 export NUMBA_CACHE_DIR="${WINDLASS_CACHE_DIR-}"/numba
-# matplotlib builds its font list in home from every rank at once (builtin: windlass)
+# every rank would build matplotlib's font list in home at once (builtin: windlass)
 export MPLCONFIGDIR="${WINDLASS_CACHE_DIR-}"/matplotlib
 # the driver's compile cache in home is written by every rank (builtin: windlass)
 export CUDA_CACHE_PATH="${WINDLASS_CACHE_DIR-}"/cuda
 # since Slurm 22.05 an srun inside the job does not inherit --cpus-per-task (builtin: windlass)
 export SRUN_CPUS_PER_TASK=72
-# without it a missing fabric plugin falls back to TCP, ten to seventy times slower, without a word; with it NCCL
-# stops (network slingshot-11: HewlettPackard/shs-ccl-docs: ccl_env.sh, nccl/nccl_tuning_guide.md,
-# rccl/rccl_tuning_guide.md, checked 2026-04-30)
+# without it, a missing fabric plugin makes NCCL use TCP without a message, ten to seventy times slower. With it,
+# NCCL stops with an error (network slingshot-11: HewlettPackard/shs-ccl-docs: ccl_env.sh,
+# nccl/nccl_tuning_guide.md, rccl/rccl_tuning_guide.md, checked 2026-04-30)
 export NCCL_NET='AWS Libfabric'
 # lets the NIC read device memory directly up to the host bridge; the default (PXB) is too near for these nodes
 # (network slingshot-11: HewlettPackard/shs-ccl-docs: ccl_env.sh, nccl/nccl_tuning_guide.md,
@@ -169,7 +170,7 @@ export FI_CXI_DISABLE_NON_INJECT_MSG_IDC=1
 # dockerfile_scripts/scrape_libs.sh, wrapper.sh, examples, checked 2026-06-26)
 export FI_HMEM_CUDA_USE_GDRCOPY=1
 
-# What frameworks look for.
+# Variables that frameworks read.
 export RANK="$w_rank"
 export LOCAL_RANK="$w_local_rank"
 export WORLD_SIZE="$w_world_size"

@@ -17,10 +17,10 @@
 # --nodes=2: 2 nodes (builtin: windlass)
 # --ntasks-per-node=8: one task per rank (builtin: windlass)
 # --cpus-per-task=7: CPUs for each rank (builtin: windlass)
-# --gpus-per-node=8: devices, asked for as the site does (builtin: windlass)
+# --gpus-per-node=8: devices, requested in the site's form (builtin: windlass)
 # --partition=standard-g: where to run (builtin: windlass)
 # --account=ACCOUNT: who pays (builtin: windlass)
-# --time=01:00:00: the job ends after this time at the latest (builtin: windlass)
+# --time=01:00:00: time limit of the job (builtin: windlass)
 # --output=RUN_DIR/job.log: output of the batch script itself (builtin: windlass)
 # --exclusive: the CPU masks are right only on a whole node (site lumi: LUMI, Getting Started with AI workshop, 09
 # Extreme scale AI, checked 2025-10-02)
@@ -29,5 +29,5 @@
 # --threads-per-core=1: one hardware thread per core, as the masks count them (site lumi: LUMI, Getting Started with
 # AI workshop, 09 Extreme scale AI, checked 2025-10-02)
 
-# The job itself: windlass reads the plan, looks at the nodes it got, and starts the ranks.
+# The job: windlass reads the plan, inspects the nodes of the job, and starts the ranks.
 exec windlass run --plan RUN_DIR/plan.json

@@ -12,13 +12,13 @@
 #SBATCH --mem=0
 #SBATCH --threads-per-core=1
 
-# windlass 0.1.0: train on lumi. Submit this text as it is: sbatch FILE
+# windlass 0.1.0: train on lumi. Submit this file unchanged:  sbatch FILE
 # The nodes must have:
 # - the command python train.py '--rank={rank}' 'two words' in /home/user/project
-# warning: tcp-fallback: 2 nodes would talk over TCP although there is a fabric: nothing in this plan brings
-# librccl-net.so, RCCL's plugin for it. RCCL does not say so; it is ten to seventy times slower (an image of the
-# site's has it (/appl/local/containers/sif-images, /appl/local/laifs/containers): --container IMAGE; else an
-# aws-ofi-rccl of your own: --env-prepend LD_LIBRARY_PATH=ITS_FOLDER)
+# warning: tcp-fallback: 2 nodes would use TCP instead of the fabric: nothing in this plan provides librccl-net.so,
+# RCCL's plugin for the fabric. RCCL prints no warning. TCP is ten to seventy times slower (use an image of the
+# site, which contains it (--container IMAGE, in /appl/local/containers/sif-images or /appl/local/laifs/containers),
+# or your own build of aws-ofi-rccl (--env-prepend LD_LIBRARY_PATH=FOLDER))
 # note: site-status: lumi: from the site's workshop, AI guide and image recipes; the copy of the user guide is of
 # October 2024. Nothing here was run on the machine
 #
@@ -27,10 +27,10 @@
 # --nodes=2: 2 nodes (builtin: windlass)
 # --ntasks-per-node=8: one task per rank (builtin: windlass)
 # --cpus-per-task=7: CPUs for each rank (builtin: windlass)
-# --gpus-per-node=8: devices, asked for as the site does (builtin: windlass)
+# --gpus-per-node=8: devices, requested in the site's form (builtin: windlass)
 # --partition=standard-g: where to run (builtin: windlass)
 # --account=ACCOUNT: who pays (builtin: windlass)
-# --time=01:00:00: the job ends after this time at the latest (builtin: windlass)
+# --time=01:00:00: time limit of the job (builtin: windlass)
 # --output=RUN_DIR/job.log: output of the batch script itself (builtin: windlass)
 # --exclusive: the CPU masks are right only on a whole node (site lumi: LUMI, Getting Started with AI workshop, 09
 # Extreme scale AI, checked 2025-10-02)
@@ -43,7 +43,7 @@ cd /home/user/project || exit 3
 (umask 077 && mkdir -p RUN_DIR/out RUN_DIR/where RUN_DIR/ends RUN_DIR/comm) && [ -O RUN_DIR ] && chmod go-w RUN_DIR RUN_DIR/out RUN_DIR/where RUN_DIR/ends RUN_DIR/comm || exit 3
 rm -f RUN_DIR/hosts RUN_DIR/rank.sh RUN_DIR/ends/*
 
-# Rendezvous: the first host of the job, and a port on it that nobody listens on.
+# Rendezvous: the first host of the job, and a free port on it.
 export WINDLASS_JOB_ID=${SLURM_JOB_ID:-0}
 export WINDLASS_UID=$(id -u)
 scontrol show hostnames "$SLURM_JOB_NODELIST" > RUN_DIR/hosts || exit 3
@@ -61,23 +61,24 @@ printf "export %s='%s'\n" WINDLASS_JOB_ID "$WINDLASS_JOB_ID" WINDLASS_UID "$WIND
 # The rank script: every task runs it before the command.
 cat > RUN_DIR/rank.sh <<'END_OF_FILE'
 #!/bin/sh
-# windlass 0.1.0 rank script: train on lumi, 2 nodes x 8 ranks. Made from plan.json beside it, for every task.
+# windlass 0.1.0 rank script: train on lumi, 2 nodes x 8 ranks. Made from plan.json in the same folder, for every
+# task.
 w_fail() {
   echo "windlass: rank ${w_rank:-?} on $w_host: $*" >&2
   exit 70
 }
 w_host=${SLURMD_NODENAME:-$(uname -n)}; w_host=${w_host%%.*}
 
-# Who am I: srun says so inside the task, nobody else knows.
+# The numbers of this rank, which srun sets inside the task.
 w_rank=${SLURM_PROCID:-}
-[ -n "$w_rank" ] || w_fail 'none of SLURM_PROCID is set: was this started by srun?'
+[ -n "$w_rank" ] || w_fail 'none of SLURM_PROCID is set, so srun did not start this task'
 w_local_rank=${SLURM_LOCALID:-$((w_rank % 8))}
 w_node_rank=${SLURM_NODEID:-$((w_rank / 8))}
 w_world_size=16
 w_nodes=2
 w_ranks_per_node=8
 w_seen=${SLURM_STEP_NUM_TASKS:-${SLURM_NTASKS:-16}}
-[ "$w_seen" = "$w_world_size" ] || w_fail "the launcher started $w_seen ranks, the plan has $w_world_size: was its command line changed?"
+[ "$w_seen" = "$w_world_size" ] || w_fail "the launcher started $w_seen ranks, the plan has $w_world_size: its command line was changed"
 . RUN_DIR/job.env || w_fail 'cannot read job.env'
 w_master_addr="${WINDLASS_MASTER_ADDR:?windlass: not exported by the batch script}"
 w_master_port="${WINDLASS_MASTER_PORT:?windlass: not exported by the batch script}"
@@ -91,7 +92,7 @@ ulimit -c 0 2>/dev/null || :
 w_parent=/tmp/windlass-"${WINDLASS_UID-}"-"${WINDLASS_JOB_ID-}"
 export WINDLASS_CACHE_DIR=$w_parent/n$w_node_rank
 mkdir -m 700 "$w_parent" 2>/dev/null || [ -d "$w_parent" ] || w_fail "cannot make $w_parent"
-[ -O "$w_parent" ] && [ ! -L "$w_parent" ] || w_fail "$w_parent belongs to somebody else"
+[ -O "$w_parent" ] && [ ! -L "$w_parent" ] || w_fail "$w_parent belongs to another user"
 mkdir -p "$WINDLASS_CACHE_DIR"/triton "$WINDLASS_CACHE_DIR"/inductor "$WINDLASS_CACHE_DIR"/extensions "$WINDLASS_CACHE_DIR"/numba "$WINDLASS_CACHE_DIR"/matplotlib "$WINDLASS_CACHE_DIR"/miopen || w_fail "cannot make the caches in $WINDLASS_CACHE_DIR"
 
 # Where this rank sits: cores of the L3 cache next to each rank's device
@@ -109,7 +110,7 @@ case "$w_local_rank" in
 esac
 
 # Variables of the plan, each with its reason.
-# a rank's output is seen when it is written (builtin: windlass)
+# a rank's output appears when it is written (builtin: windlass)
 export PYTHONUNBUFFERED=1
 # each rank has 7 cores (builtin: windlass)
 export OMP_NUM_THREADS=7
@@ -119,9 +120,9 @@ export TRITON_CACHE_DIR="${WINDLASS_CACHE_DIR-}"/triton
 export TORCHINDUCTOR_CACHE_DIR="${WINDLASS_CACHE_DIR-}"/inductor
 # torch's built extensions lock a folder in home, and a killed job leaves the lock (builtin: windlass)
 export TORCH_EXTENSIONS_DIR="${WINDLASS_CACHE_DIR-}"/extensions
-# numba's cache beside the sources is on the shared file system or read-only (builtin: windlass)
+# numba's cache next to the sources is on the shared file system or read-only (builtin: windlass)
 export NUMBA_CACHE_DIR="${WINDLASS_CACHE_DIR-}"/numba
-# matplotlib builds its font list in home from every rank at once (builtin: windlass)
+# every rank would build matplotlib's font list in home at once (builtin: windlass)
 export MPLCONFIGDIR="${WINDLASS_CACHE_DIR-}"/matplotlib
 # MIOpen keeps SQLite files, which break on shared file systems; the folder must exist beforehand (builtin:
 # windlass)
@@ -158,7 +159,7 @@ export FI_MR_CACHE_MONITOR=userfaultfd
 # nccl/nccl_tuning_guide.md, rccl/rccl_tuning_guide.md, checked 2026-04-30)
 export FI_CXI_DEFAULT_CQ_SIZE=131072
 
-# What frameworks look for.
+# Variables that frameworks read.
 export RANK="$w_rank"
 export LOCAL_RANK="$w_local_rank"
 export WORLD_SIZE="$w_world_size"

@@ -50,9 +50,9 @@ def _figures(calls: int, **more: object) -> dict[str, object]:
 
 def test_the_last_word_of_a_cached_run_says_whether_its_figures_are_good() -> None:
     together = figures_text({0: _figures(9_000), 1: _figures(40), 2: _figures(60)})
-    assert together.endswith("9,100 times for 9.1 MB, hardly more than one node alone would")
+    assert together.endswith("9,100 times for 9.1 MB, about as often as one node alone")
     each = figures_text({0: _figures(9_000), 1: _figures(9_000)})
-    assert "hardly more" not in each
+    assert "about as often" not in each
     alone = figures_text({0: _figures(9_000)})
-    assert "hardly more" not in alone and alone.startswith("cache: 1 node asked")
+    assert "about as often" not in alone and alone.startswith("cache: 1 node asked")
     assert figures_text({0: _figures(0), 1: _figures(0, errors=2)}).endswith("(2 errors)")

@@ -29,7 +29,7 @@ $ windlass bench collectives --sizes 1G
 #
 skipped: all_reduce of 1 TiB: needs 2 TiB per rank, 90 GiB are free
 partial: it was stopped, or a part of it failed; this is what was measured until then
-error    bandwidth: all_reduce: looks like TCP: is the plugin loaded? 12.5 GB/s busbw at 1 GiB, published \
+error    bandwidth: all_reduce: looks like TCP: check that the plugin is loaded 12.5 GB/s busbw at 1 GiB, published \
 149 to 154.35"""
 
 

@@ -46,7 +46,7 @@ def test_a_normal_bandwidth_is_called_normal() -> None:
 def test_a_tenth_of_it_looks_like_tcp() -> None:
     ((level, text),) = _words(collectives_record(told(1 << 30, _time_us(1 << 30, 13.0))))
     assert level == "error"
-    assert "looks like TCP: is the plugin loaded?" in text
+    assert "looks like TCP: check that the plugin is loaded" in text
 
 
 @each(("busbw", "level"), [(120, "ok"), (110, "warning"), (60, "warning"), (25, "error")])

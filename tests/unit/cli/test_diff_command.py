@@ -19,7 +19,7 @@ def _saved(folder: Path, name: str, *words: str) -> Path:
 def test_plans_that_agree_give_code_0(tmp_path: Path) -> None:
     _saved(tmp_path, "a.json", "--site", "lumi")
     ended = in_process("diff", "a.json", "a.json", cwd=tmp_path)
-    assert (ended.code, ended.stdout) == (0, "the plans agree\n")
+    assert (ended.code, ended.stdout) == (0, "the plans are equal\n")
 
 
 def test_one_node_more_changes_words_and_variables(tmp_path: Path) -> None:

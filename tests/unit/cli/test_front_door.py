@@ -77,7 +77,7 @@ def test_a_configuration_that_is_no_toml_is_not_told_to_be_mended_by_what_refuse
     (tmp_path / "config.toml").write_text("broken [")
     done = in_process("init", "--account", "x", cwd=tmp_path, env={"WINDLASS_CONFIG": str(tmp_path)})
     assert done.code == 2
-    assert "mend it, or move it away" in done.stderr
+    assert "correct it, or move it away" in done.stderr
     assert (tmp_path / "config.toml").read_text() == "broken ["
 
 
@@ -106,10 +106,10 @@ def test_sites_show_without_a_name_shows_this_machine(tmp_path: Path) -> None:
 def test_an_option_behind_the_script_is_noticed_unless_the_script_reads_it(tmp_path: Path) -> None:
     script(tmp_path)
     done = in_process("plan", "place.py", "--restarts", "3", "--lr=1", cwd=tmp_path)
-    assert "--restarts stands after the script" in done.stderr
+    assert "--restarts comes after the script" in done.stderr
     assert "--lr" not in done.stderr
     (tmp_path / "reads.py").write_text("add_argument('--restarts')")
-    assert "stands after" not in in_process("plan", "reads.py", "--restarts", "3", cwd=tmp_path).stderr
+    assert "comes after" not in in_process("plan", "reads.py", "--restarts", "3", cwd=tmp_path).stderr
 
 
 @each(

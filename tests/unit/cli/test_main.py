@@ -127,7 +127,7 @@ def test_a_folder_that_was_removed_is_named_as_the_reason(tmp_path: Path) -> Non
     text = f"rmdir {gone}; {' '.join(argv('run', '--', 'true'))}"
     done = subprocess.run(["sh", "-c", text], cwd=gone, env=environment(tmp_path), capture_output=True, text=True)
     assert done.returncode == 3
-    assert "the folder that you are in does not exist any more" in done.stderr
+    assert "the current folder no longer exists" in done.stderr
 
 
 def test_without_a_home_everything_works(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_arguments_with_dashes_reach_launcher_and_scheduler(tmp_path: Path) -> N
     [
         ("--nodes 0", "--nodes 0"),
         ("--nodes two", "invalid int value: 'two'"),
-        ("--nodes 2", "starts ranks on this machine alone"),
+        ("--nodes 2", "starts ranks only on this machine"),
         ("--ranks-per-node 0", "--ranks-per-node 0"),
         ("--ranks-per-node 99999999", "at most"),
         ("--ranks-per-device 0", "--ranks-per-device"),

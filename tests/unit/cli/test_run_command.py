@@ -100,7 +100,7 @@ def test_a_run_that_does_not_come_to_start_keeps_no_secret(tmp_path: Path) -> No
             "--run-dir", "r", "--master-port", port, "--env", f"A_KEY={SECRET}", "--", "true", cwd=tmp_path
         )
     assert ended.code == 3
-    assert f"port {port} is taken" in ended.stderr
+    assert f"port {port} is in use" in ended.stderr
     assert not (tmp_path / "r/secrets.sh").exists()
 
 
@@ -153,7 +153,7 @@ def test_a_second_run_into_the_same_folder_is_refused(tmp_path: Path) -> None:
     assert run_here("--run-dir", "r", "--", "true", cwd=tmp_path).code == 0
     again = run_here("--run-dir", "r", "--", "true", cwd=tmp_path)
     assert again.code == 2
-    assert "holds a run already" in again.stderr
+    assert "already contains a run" in again.stderr
 
 
 def test_of_two_that_start_into_one_folder_at_once_one_runs(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_of_two_that_start_into_one_folder_at_once_one_runs(tmp_path: Path) -> N
     for child in both:
         with child:
             _, stderr = child.communicate(timeout=60)
-            codes.append((child.returncode, b"holds a run already" in stderr))
+            codes.append((child.returncode, b"already contains a run" in stderr))
     assert sorted(codes) == [(0, False), (2, True)]
 
 
@@ -320,7 +320,7 @@ def test_python_with_a_dash_runs_what_standard_input_holds_as_it_is(tmp_path: Pa
 def test_a_python_without_the_module_is_named_with_one_that_has_it(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text("import rare\n")
     plain = run_here("s.py", cwd=tmp_path)
-    assert "which has no rare; install it there, or name another one" in plain.stderr
+    assert "which has no rare; install it there, or give another interpreter" in plain.stderr
     mine = tmp_path / ".venv"
     (mine / "lib/python3.11/site-packages/rare").mkdir(parents=True)
     (mine / "bin").mkdir()

@@ -73,7 +73,7 @@ def test_a_machine_is_adopted_under_a_name_of_its_own(tmp_path: Path) -> None:
     assert in_process("sites", "check", str(file), cwd=tmp_path, env=env).stdout == "no problems\n"
     assert in_process("plan", "--site", "bluebox", "--", "true", cwd=tmp_path, env=env).code == 0
     again = in_process("sites", "adopt", "bluebox", cwd=tmp_path, env=env)
-    assert again.code == 2 and "is there already" in again.stderr
+    assert again.code == 2 and "already exists" in again.stderr
     assert in_process("sites", "adopt", "bluebox", "--force", cwd=tmp_path, env=env).code == 0
 
 

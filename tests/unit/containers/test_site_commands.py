@@ -99,7 +99,9 @@ def test_the_hpe_gh200_system_runs_with_the_hosts_libraries_below_host() -> None
 def test_isambard_apptainer_leaves_the_binds_to_its_module() -> None:
     choice = choose(ISAMBARD, "/projects/p/img.sif")
     assert command_line(choice, "nvidia") == "apptainer exec --nv --bind /work/me --pwd /work/me /projects/p/img.sif"
-    assert choice.plan.note == "host-inject: network libraries of the host come in by module brics/apptainer-multi-node"
+    assert (
+        choice.plan.note == "host-inject: network libraries of the host are added by module brics/apptainer-multi-node"
+    )
 
 
 def test_polaris_binds_opt_and_pals() -> None:

@@ -259,7 +259,7 @@ def test_somebody_else_on_the_port_is_not_taken_for_the_first_node() -> None:
         thread.start()
         found = meeting.call("127.0.0.1", int(stranger.getsockname()[1]), "word", 10)
         thread.join(10)
-    assert found[0]["severity"] == "error" and "somebody else answers" in found[0]["evidence"]
+    assert found[0]["severity"] == "error" and "another program answers" in found[0]["evidence"]
 
 
 def test_a_name_that_does_not_resolve_and_a_node_that_waits_for_itself_are_found() -> None:

@@ -75,7 +75,7 @@ def test_missing_and_double_packages_are_named(env: Path) -> None:
     assert texts == [
         "installed twice: delta",
         "alpha needs beta >=2, which is 1.0",
-        "alpha needs gamma, which is not there",
+        "alpha needs gamma, which is missing",
     ]
 
 
@@ -133,9 +133,9 @@ def test_paths_that_leave_the_environment_are_told_apart(env: Path, tmp_path: Pa
     (packages / "site.pth").write_text(f"import os\n{tmp_path}/more\n{env}/lib\n")
     levels = {finding.evidence.split(":")[0]: finding.severity for finding in about(check(env), "paths")}
     assert levels == {
-        "paths that are gone": "error",
-        "installed with pip install -e, so the code lies outside": "warning",
-        ".pth files lead out of it": "note",
+        "paths that no longer exist": "error",
+        "installed with pip install -e, so the code is outside": "warning",
+        ".pth files refer to folders outside": "note",
     }
 
 
@@ -196,7 +196,7 @@ def test_packages_beneath_are_seen_and_hiding_them_is_pointed_out(tmp_path: Path
     put(env, "alpha", "1.0", "numpy>=2", "torch")
     assert about(check(env), "packages") == [], "needs may be met beneath"
     put_torch(env, "2.9.0")
-    assert "torch hides the site's own" in about(check(env), "packages")[0].evidence
+    assert "torch hides the site's package" in about(check(env), "packages")[0].evidence
 
 
 def test_a_slow_place_and_another_site_are_told(env: Path) -> None:

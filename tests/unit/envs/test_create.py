@@ -71,7 +71,7 @@ def test_an_environment_is_made_and_its_programs_work_under_its_final_name(tmp_p
     (tmp_path / ".env.partial" / "half").touch()
     made = create(tmp_path, index, "--with", "alpha", "--site", "workstation")
     assert made.code == 0, made.text
-    assert "begins anew" in made.stderr and not (tmp_path / "env" / "half").exists()
+    assert "starts from the beginning" in made.stderr and not (tmp_path / "env" / "half").exists()
     assert left(tmp_path) == {"env"}
     env = tmp_path / "env"
     said = subprocess.run([env / "bin" / "alpha-tool"], capture_output=True, text=True, timeout=60, check=True)
@@ -83,7 +83,7 @@ def test_an_environment_is_made_and_its_programs_work_under_its_final_name(tmp_p
     assert activated.stdout.splitlines() == [f"alpha of {env}", f"{env}/bin/python"]
     assert "Successfully installed alpha" in (env / "windlass-env.log").read_text()
     again = create(tmp_path, index, "--with", "alpha")
-    assert again.code == 2 and "is there already" in again.stderr and left(tmp_path) == {"env"}
+    assert again.code == 2 and "already exists" in again.stderr and left(tmp_path) == {"env"}
 
 
 @pytest.mark.apart

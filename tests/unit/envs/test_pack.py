@@ -142,10 +142,10 @@ def test_other_forms_hold_the_same(env: Path, tmp_path: Path) -> None:
 
 def test_what_could_not_work_elsewhere_is_refused(env: Path, tmp_path: Path) -> None:
     for name, message in (
-        ("env.zip", "must say what to write"),
-        ("env", "must say what to write"),
+        ("env.zip", "has no known suffix"),
+        ("env", "has no known suffix"),
         ("nowhere/env.tar", "no such folder"),
-        ("env/env.tar", "in the environment that it packs"),
+        ("env/env.tar", "inside the environment that it packs"),
     ):
         with pytest.raises(UsageError, match=message):
             pack(env, name)
@@ -167,7 +167,7 @@ def test_what_could_not_work_elsewhere_is_refused(env: Path, tmp_path: Path) -> 
 def test_an_archive_is_replaced_only_by_force(env: Path, tmp_path: Path) -> None:
     (tmp_path / "env.tar").write_text("mine")
     refused = in_process("env", "pack", "env", "-o", "env.tar", cwd=tmp_path)
-    assert refused.code == 2 and "is there already" in refused.stderr and "--force" in refused.stderr
+    assert refused.code == 2 and "already exists" in refused.stderr and "--force" in refused.stderr
     assert (tmp_path / "env.tar").read_text() == "mine"
     assert in_process("env", "pack", "env", "-o", "env.tar", "--force", cwd=tmp_path).code == 0
     assert tarfile.is_tarfile(tmp_path / "env.tar")

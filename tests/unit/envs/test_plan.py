@@ -67,7 +67,7 @@ def test_every_row_of_the_table_names_a_source_and_a_default_that_it_lists() -> 
         ({"extras": ("einops; rm -rf /",)}, "is no name of a package"),
         ({"extras": ("--index-url=x",)}, "is no name of a package"),
         ({"torch": "2.10.0+cu999"}, "no build of torch is known"),
-        ({"path": "envs/x"}, "is not a full path"),
+        ({"path": "envs/x"}, "is not an absolute path"),
         ({"image": "x.sif"}, "no image lies beneath"),
     ],
 )

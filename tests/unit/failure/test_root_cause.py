@@ -108,7 +108,7 @@ def test_a_rank_that_left_early_with_code_0_is_named_and_not_those_that_miss_it(
     after = find_cause(seen(end(0, 1), end(1, 0, 5), last_lines={0: _LOST_PEER}))
     assert after.rank == 0
     gone = RankState(rank=1, host="n0", state="gone")
-    assert "left with code 0" in find_cause(seen(end(1, 0), hang="no output for 9 s", straggler=gone)).reason
+    assert "exited with code 0" in find_cause(seen(end(1, 0), hang="no output for 9 s", straggler=gone)).reason
 
 
 def test_a_node_that_does_not_answer_is_the_cause_whatever_the_others_say() -> None:
@@ -211,7 +211,7 @@ def test_where_no_rank_reported_anything_the_launcher_is_quoted() -> None:
     assert step.line() == "the launcher says: Unable to create step"
     killed = find_cause(seen(exit_code=139, launcher=RankFailure(rank=None, signal=11)))
     assert killed.line() == "the launcher says: a rank was killed by SIGSEGV"
-    assert find_cause(seen(exit_code=9)).line() == "the launcher ended with code 9, and no rank said why"
+    assert find_cause(seen(exit_code=9)).line() == "the launcher ended with code 9, and no rank reported a reason"
 
 
 def test_a_rank_script_that_was_killed_is_the_cause_and_not_those_who_were_asked_to_leave_because_of_it() -> None:
@@ -231,9 +231,9 @@ def test_a_rank_script_that_was_killed_is_the_cause_and_not_those_who_were_asked
         (seen(hang="no output for 9 s"), "the ranks hang: no output for 9 s"),
         (
             seen(hang="no output for 9 s", straggler=RankState(rank=2, host="n1", state="T")),
-            "rank 2 on n1 holds the others up: no output for 9 s; it is stopped (SIGSTOP)",
+            "rank 2 on n1 blocks the others: no output for 9 s; it is stopped (SIGSTOP)",
         ),
-        (seen(lost=("n1", "n2")), "node n1 does not answer any more (and 1 more)"),
+        (seen(lost=("n1", "n2")), "node n1 no longer responds (and 1 more)"),
         (
             seen(end(0, 70), last_lines={0: ("windlass: rank 0 on n0: cannot make /tmp/x",)}),
             "rank 0 on n0 could not start: cannot make /tmp/x",

@@ -25,7 +25,7 @@ SOUND = 'name = "own"\nbase = "debian:12"\n'
         (SOUND + "prefix = 7\n", "line 3", ""),
         (SOUND + 'with = ["mpj"]\n', "line 3", ""),
         ('name = "own"\nbase = "debian:12 && rm -rf /"\n', "line 2: base", ""),
-        (SOUND + 'prefix = "opt"\n', "not a full path", ""),
+        (SOUND + 'prefix = "opt"\n', "not an absolute path", ""),
         ("name = ", "not TOML", ""),
         (SOUND + '[[steps]]\nname = "a"\nbecause = "b"\nrun = ["a\\nb"]\n', "several lines", ""),
     ],
@@ -64,7 +64,7 @@ def test_what_cannot_be_built_is_refused(spec: str, extras: tuple[str, ...] | No
 def test_a_combination_that_nobody_runs_warns_and_a_known_one_does_not() -> None:
     assert not [w for w in make_recipe(load_spec("pytorch-ngc")).warnings if "nobody" in w]
     odd = make_recipe(load_spec("pytorch-ngc"), None, {"libfabric": "1.22.0"})
-    assert any("nobody is known to run libcxi 13.0.0, libfabric 1.22.0" in warning for warning in odd.warnings)
+    assert any("no known use of libcxi 13.0.0, libfabric 1.22.0" in warning for warning in odd.warnings)
 
 
 def test_steps_are_optional_and_in_the_order_of_their_needs() -> None:

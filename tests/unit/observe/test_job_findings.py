@@ -46,7 +46,11 @@ def all_ranks(**changes: Any) -> Job:
 
 def test_a_healthy_job_says_so_with_its_pace() -> None:
     (finding,) = find(healthy())
-    assert (finding.severity, finding.kind, finding.evidence) == ("ok", "steady", "nothing stands out: steps of 101 ms")
+    assert (finding.severity, finding.kind, finding.evidence) == (
+        "ok",
+        "steady",
+        "no performance problem found: steps of 101 ms",
+    )
 
 
 def _nodes(**changes: Any) -> Job:
@@ -85,12 +89,12 @@ def _one_waits_for_nobody() -> Job:
             with_rank(7, step_ms=190.0),
             "error",
             "straggler",
-            "rank 7 on nid1: slower than the others by itself, and they wait for it (177 ms",
+            "rank 7 on nid1: slower than the other ranks, which wait for it (177 ms",
         ),
-        (_one_waits_for_nobody(), "error", "straggler", "rank 5 on nid1: slower than the others by itself"),
+        (_one_waits_for_nobody(), "error", "straggler", "rank 5 on nid1: slower than the other ranks"),
         (all_ranks(comm_share=0.35), "warning", "network-bound", "takes 35% of a step"),
         (_devices(throttled=True), "error", "throttled-devices", "nid0 0: 1 of 16 devices lowered the clock"),
-        (_devices(busy=0.01), "error", "idle-devices", "nid0 0: 1 of 16 devices did nothing"),
+        (_devices(busy=0.01), "error", "idle-devices", "nid0 0: 1 of 16 devices was idle"),
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else "",
 )

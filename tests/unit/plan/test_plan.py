@@ -108,7 +108,7 @@ def test_a_directive_of_two_words_stays_two_words() -> None:
         ({"nodes": 0}, "--nodes 0"),
         ({"ranks_per_node": 0}, "--ranks-per-node 0"),
         ({"launcher": "srum"}, "unknown launcher 'srum'"),
-        ({"launcher": "local", "nodes": 2}, "on this machine alone"),
+        ({"launcher": "local", "nodes": 2}, "only on this machine"),
         ({"launcher_args": ("~--lable",)}, "no default of this name"),
         ({"options": ("no-such-remedy",)}, "no option of this name"),
         ({"cpu_bind": "no-such-preset"}, "no-such-preset"),
@@ -150,7 +150,7 @@ def test_a_launcher_inside_the_ranks_is_refused(command: tuple[str, ...]) -> Non
     ],
 )
 def test_torchrun_that_would_make_a_world_of_each_node_is_refused_with_the_right_words(words: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match="each would train alone") as error:
+    with pytest.raises(UsageError, match="each node would train alone") as error:
         plan_for("vista", *words, ranks_per_node=1, nodes=2)
     assert "--nnodes={nodes} --node-rank={node_rank}" in str(error.value.hint)
 

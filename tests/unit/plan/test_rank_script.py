@@ -200,7 +200,7 @@ def test_a_cache_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     finally:
         link.unlink()
     assert done.returncode == EXIT_BROKEN
-    assert "belongs to somebody else" in done.stderr
+    assert "belongs to another user" in done.stderr
 
 
 def test_settings_that_the_node_decides_are_tested_on_the_node(tmp_path: Path) -> None:

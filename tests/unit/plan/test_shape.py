@@ -84,7 +84,7 @@ def test_named_hosts_are_numbered_as_the_launcher_numbers_them_so_that_rank_0_is
         ({"hosts": "n1", "nodes": 2}, "--hosts names 1"),
         ({"nodes": 4}, "has 3"),
         ({"scheduler": "pbs"}, "this is a job of slurm"),
-        ({"launcher": "local"}, "this machine alone"),
+        ({"launcher": "local"}, "only on this machine"),
         ({"launcher": "srn"}, "srn"),
     ],
 )

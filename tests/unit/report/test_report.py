@@ -65,7 +65,7 @@ def test_samples_without_a_step_are_no_measurement(run: Path) -> None:
     (run / "watch" / "now.json").write_text(json.dumps(now))
     report = report_of(run)
     assert names(report) == ["not-measured"]
-    assert "no step was seen" in report.findings[0].evidence
+    assert "no step was recorded" in report.findings[0].evidence
 
 
 @each(
@@ -125,7 +125,7 @@ def test_a_run_without_samples_gets_a_partial_report_with_a_note(run: Path) -> N
         ("watch/now.json", b"{torn", "not samples of a job"),
         ("watch/history.jsonl", b'{"hosts": [], "devices": [], "ranks": []}\n{torn\nnull\n', "2 lines"),
         ("watch/history.jsonl", b"\xff\xfe\x00", "1 line"),
-        ("result.json", b"", "how it ended is not known"),
+        ("result.json", b"", "its result is unknown"),
         ("verdict.json", b"[]", ""),
     ],
 )

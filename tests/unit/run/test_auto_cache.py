@@ -96,7 +96,7 @@ def test_what_cannot_be_told_is_an_error_that_says_what_to_do(tmp_path: Path) ->
         with_auto_cache(boxed, "python3", site, environ)
     with pytest.raises(UsageError, match="only in the job"):
         with_auto_cache(Request(command=("python9",), kind="command", cache=(AUTO,)), "python3", site, environ)
-    with pytest.raises(UsageError, match="does not say what it imports"):
+    with pytest.raises(UsageError, match="cannot list its import folders"):
         ask_python("/bin/false", boxed, environ)
     named = Request(command=("x",), kind="command", cache=("/folder",))
     assert with_auto_cache(named, "python3", site, environ) == (named, None)

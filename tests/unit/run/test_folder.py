@@ -24,9 +24,9 @@ def test_a_named_folder_may_exist_but_not_hold_a_run(tmp_path: Path) -> None:
     folder = make_folder(str(tmp_path / "mine"), tmp_path, "train")
     folder.claim()
     assert (tmp_path / "mine/notes").read_text() == "keep"
-    with pytest.raises(UsageError, match="holds a run already"):
+    with pytest.raises(UsageError, match="already contains a run"):
         make_folder(str(tmp_path / "mine"), tmp_path, "train")
-    with pytest.raises(UsageError, match="holds a run already"):
+    with pytest.raises(UsageError, match="already contains a run"):
         folder.claim()
 
 

@@ -36,7 +36,7 @@ def test_device_and_backend_follow_from_what_is_visible(
 
 
 def test_more_ranks_than_devices_is_refused() -> None:
-    with pytest.raises(UsageError, match="local rank 4 has no device of its own: 4 cuda"):
+    with pytest.raises(UsageError, match="local rank 4 has no own device: 4 cuda"):
         choose(Devices(cuda=4, nccl=True), local_rank=4)
 
 

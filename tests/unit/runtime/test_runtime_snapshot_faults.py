@@ -180,7 +180,7 @@ def test_killed_hard_before_the_drain_has_ended_nothing_is_lost(tmp_path: Path) 
             os.kill(rank.pid, signal.SIGKILL)
         training.wait()
     said = train(2, again[0], newest + 3, *again[1:])
-    assert f"step {newest} was only on the nodes' local disks; it is in {tmp_path / 'ckpt'} now" in said
+    assert f"step {newest} was only on the nodes' local disks; windlass copied it to {tmp_path / 'ckpt'}" in said
     assert f"resuming after step {newest} " in said
     train(2, tmp_path / "whole", newest + 3, *wide, "--losses", tmp_path / "a.txt")
     again_losses, whole = losses(tmp_path / "b.txt"), losses(tmp_path / "a.txt")

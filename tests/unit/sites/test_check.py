@@ -68,11 +68,11 @@ def test_many_problems_are_found_at_once_with_their_lines() -> None:
         "2: hardwear: unknown key 'hardwear' (did you mean 'hardware'?)",
         "3: network: unknown network 'slingshot-10' (did you mean 'slingshot-11'?)",
         "4: largest_nodes: must be a whole number, not 'many'",
-        "8: sources.doc.checked: must be a date as in 2026-08-19, not 'yesterday'",
+        "8: sources.doc.checked: must be a date such as 2026-08-19, not 'yesterday'",
         "11: scheduler.kind: must be one of flux, none, pbs, slurm, not 'slrum' (did you mean 'slurm'?)",
         "12: scheduler.account_required: must be true or false, not 1",
         "15: settings[1].name: 'A B' is not a name of a variable",
-        "17: settings[1].because: is empty: say why",
+        "17: settings[1].because: is empty: give the reason",
         "18: settings[1].source: unknown source 'docs' (did you mean 'doc'?)",
         "20: settings[2]: the key 'source' is missing",
         "22: settings[2].value: must be a text in quotes, not 7",
@@ -200,7 +200,7 @@ def test_patterns_names_and_times() -> None:
         "5: detect.hostnames[1]: not a regular expression: unterminated character set at position 3 (in 'nid[0-9')",
         "6: detect.variables.SITE: not a regular expression: missing ), unterminated subpattern at position 0 (in '(')",
         "10: queues[1].nodes_min: is 4, more than nodes_max, which is 2",
-        "12: queues[1].time_max: must be a time as in 2-00:00:00 or 12:00:00, not '2 hours'",
+        "12: queues[1].time_max: must be a time such as 2-00:00:00 or 12:00:00, not '2 hours'",
         "14: queues[2]: queue 'debug' is here twice",
         "18: containers[1].runtime: unknown container runtime 'aptainer' (did you mean 'apptainer'?)",
         "23: containers[2].default: 'aptainer' is the default already",
@@ -219,7 +219,7 @@ def test_what_windlass_fills_in_is_not_for_files() -> None:
         source = "own"
         origin = { scope = "site" }
         """
-    assert problems(text) == ["6: limits[1].origin: 'origin' is not for files (windlass fills it in)"]
+    assert problems(text) == ["6: limits[1].origin: 'origin' is not for files (windlass sets it)"]
 
 
 def test_two_equal_settings_are_one_too_many_but_conditions_may_differ() -> None:
@@ -240,7 +240,7 @@ def test_files_of_the_package_declare_every_source_and_are_called_by_their_name(
 
 def test_an_overlay_says_what_it_extends() -> None:
     (problem,) = problems('kind = "overlay"\n')
-    assert problem == '1: kind: an overlay must say which site it extends (extends = "frontier")'
+    assert problem == '1: kind: an overlay must name the site that it extends (extends = "frontier")'
 
 
 @each("content", [None, b"\xff\xfe"])

@@ -154,7 +154,7 @@ def test_a_host_name_alone_is_never_enough(host: str) -> None:
 def test_an_ambiguous_host_name_names_the_machines_it_may_be() -> None:
     text = "\n".join(found(hostname="nid005123").lines())
     assert "not enough evidence for clariden or isambard-ai or lumi or perlmutter" in text
-    assert "perhaps lumi: the host name is nid005123, which alone says nothing" in text
+    assert "perhaps lumi: the host name is nid005123, which is not enough evidence" in text
 
 
 def test_equal_evidence_for_two_machines_is_no_answer() -> None:
@@ -265,7 +265,7 @@ def test_a_qsub_outside_of_path_is_found_by_the_configuration_of_pbs(tmp_path: P
     assert gather_evidence(environ={"PATH": "/nowhere"}, hostname="n", root=root).schedulers == {}
     (root / "etc/pbs.conf").write_text("PBS_SERVER=head\n" + (f"PBS_EXEC=/{folder}\n" if "sw" in folder else ""))
     seen = gather_evidence(environ={"PATH": "/nowhere"}, hostname="n", root=root)
-    assert seen.schedulers == {"pbs": f"/{folder}/bin/qsub is there and configured"}
+    assert seen.schedulers == {"pbs": f"/{folder}/bin/qsub exists and is configured"}
 
 
 def test_the_variable_of_the_cluster_wins_over_files(tmp_path: Path) -> None:

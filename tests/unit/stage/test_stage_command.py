@@ -188,7 +188,7 @@ def test_an_image_that_is_staged_again_takes_the_place_of_the_one_before(tmp_pat
     ("words", "code", "text"),
     [
         (("nowhere", "--to", "/tmp/x"), 2, "nowhere does not exist"),
-        (("here", "--to", "relative"), 2, "not a full path"),
+        (("here", "--to", "relative"), 2, "not an absolute path"),
         (("here", "--to", "{file}"), 3, "File exists"),
         (("here", "--to", "/proc/nothing"), 3, "/proc/nothing"),
         (("here", "--to", "/tmp/x", "--shard", "--one-reader"), 2, "one reader"),
@@ -221,5 +221,5 @@ def test_an_image_that_is_none_is_refused_and_not_copied_in_silence(tmp_path: Pa
     (tmp_path / "empty.sqfs").touch()
     code, _, err = stage(tmp_path, "empty.sqfs", "--extract", "--to", str(tmp_path / "to"))
     assert code == 2
-    assert "empty.sqfs is no squashfs image" in err
+    assert "empty.sqfs is not a squashfs image" in err
     assert not (tmp_path / "to").exists()

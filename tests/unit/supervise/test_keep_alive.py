@@ -63,14 +63,14 @@ def test_a_killed_rank_is_named_and_the_run_starts_again(tmp_path: Path) -> None
     done = run_here("-r", "2", "--restarts", "1", str(script(tmp_path, FAULTS)), "kill", cwd=tmp_path)
     assert done.code == 0, done.text
     assert "rank 1 on " in done.stderr and "killed by SIGKILL" in done.stderr
-    assert "starting again from the beginning" in done.stderr
+    assert "restarting from the beginning" in done.stderr
     assert verdict(tmp_path, 1)["cause"]["signal"] == signal.SIGKILL
 
 
 def test_restarts_are_limited_and_the_last_code_is_the_runs(tmp_path: Path) -> None:
     done = run_here("-r", "2", "--restarts", "1", str(script(tmp_path, FAULTS)), "kill", "kill", "kill", cwd=tmp_path)
     assert done.code == 137, done.text
-    assert "not starting again: after 1 restart without a newer snapshot" in done.stderr
+    assert "no restart: after 1 restart without a newer snapshot" in done.stderr
     assert (only_run(tmp_path) / "evidence" / "ends.txt").read_text().count("\n") == 2
 
 
@@ -81,7 +81,7 @@ def test_a_mistake_that_cannot_go_away_ends_at_once_with_its_traceback(tmp_path:
     lines = done.stderr.splitlines()
     assert "rank 1" in lines[0] and "ModuleNotFoundError: No module named 'no_such_module'" in lines[0], done.text
     assert "  | Traceback (most recent call last):" in lines
-    assert "an error that a second try cannot mend" in lines[-2]
+    assert "an error that a restart cannot fix" in lines[-2]
     assert not list(only_run(tmp_path).glob("attempt-*"))
 
 

@@ -105,7 +105,7 @@ def test_workstation_is_a_few_lines() -> None:
     assert drawn(workstation(), BindingRequest(ranks_per_node=2)) == page(
         """
         x86_64, 1 socket, 1 NUMA domain, 2 cores, 2 ranks
-        no devices: usable cores in equal runs
+        no devices: usable cores in equal shares
 
          NUMA 0  cores 0-1  |01|
 

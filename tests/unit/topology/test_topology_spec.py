@@ -44,11 +44,11 @@ def test_threads_with_neighbouring_numbers_are_said() -> None:
     ("node", "said"),
     [
         (Topology(arch="x86_64", cores=()), "cores could not be read"),
-        (small((0, 1), (2,)), "not all alike"),
-        (small((0, 3), (1, 2)), "cannot say"),
+        (small((0, 1), (2,)), "or its devices differ"),
+        (small((0, 3), (1, 2)), "cannot describe"),
         (
             msgspec.structs.replace(small((0,), (1,)), devices=(Device(index=0, vendor="amd"),)),
-            "which NUMA domain its devices are near",
+            "NUMA domains of its devices are unknown",
         ),
     ],
     ids=["no cores", "uneven", "numbering", "device"],

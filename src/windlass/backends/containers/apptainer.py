@@ -49,7 +49,7 @@ class Apptainer(Runtime):
 
     def host_settings(self, spec: WrapSpec) -> tuple[Setting, ...]:
         made = [self._injected(s) for s in spec.container.settings if self._can_inject(s)]
-        because = "the image's own value would win over the host's"
+        because = "otherwise the image's value would override the host's"
         made += [
             inside.current(s, f"{self.prefix}ENV_{s.name}", f"{s.name} for the inside: {because}")
             for s in (*_arriving(spec), *inside.rank_settings(spec.rank_variables))
@@ -61,7 +61,7 @@ class Apptainer(Runtime):
                 Setting(
                     name=f"{self.prefix}_NO_EVAL",
                     value="1",
-                    because="without it `run` lets a shell evaluate the command's arguments once more",
+                    because="without it, `run` passes the command's arguments through a shell again",
                     keep_user=False,
                 )
             )
@@ -78,7 +78,7 @@ class Apptainer(Runtime):
         for path in (mount.source, mount.target):
             if path != path.strip():
                 return "white space at the end of a path is cut off"
-        return binds.forbidden(mount, ':,^"\\\n', "has a meaning of its own in a bind specification")
+        return binds.forbidden(mount, ':,^"\\\n', "is a separator in a bind specification")
 
     def _devices(self, spec: WrapSpec) -> tuple[Argument, ...]:
         flag = self.device_flags.get(spec.vendor or "")
@@ -110,7 +110,7 @@ class Apptainer(Runtime):
         own = (s for s in spec.container.settings if not self._can_inject(s))
         front = (s for s in _arriving(spec) if s.joins and not self._can_inject(s))
         rest = (s for s in _arriving(spec) if not s.joins and not self._can_inject(s))
-        return (*inside.carry((*own, *front)), *inside.carry_current(rest, "its value is not for a shell to evaluate"))
+        return (*inside.carry((*own, *front)), *inside.carry_current(rest, "a shell must not evaluate its value"))
 
 
 class Singularity(Apptainer):

@@ -53,8 +53,10 @@ def parse_bind(text: str, cwd: str) -> Mount:
         source = normal_path(f"{cwd}/{source}") if cwd else source
     target = normal_path(parts[1]) if len(parts) > 1 else source
     if not target.startswith(("/", "${")):
-        raise UsageError(f"--bind {text}: {target} is not a full path", hint="the place inside has to start with /")
-    return Mount(source=source, target=target, because="you asked for it", origin=_FLAG, read_only=parts[2:] == ["ro"])
+        raise UsageError(
+            f"--bind {text}: {target} is not an absolute path", hint="the path in the container must start with /"
+        )
+    return Mount(source=source, target=target, because="requested by you", origin=_FLAG, read_only=parts[2:] == ["ro"])
 
 
 def mount_of(spec: BindSpec) -> Mount:
@@ -137,8 +139,8 @@ def refuse_variables(path: str, what: str) -> None:
     """Raise for a directory whose name looks like a variable, because the rank script would expand it."""
     if _VARIABLE.search(path):
         raise UsageError(
-            f"the {what} {path!r} has the form of a variable in its name, which cannot be carried to a container",
-            hint="rename it, or reach it through a link",
+            f"the {what} {path!r} has the form of a variable in its name, which cannot be passed to a container",
+            hint="rename it, or use a symbolic link",
         )
 
 
@@ -159,9 +161,7 @@ def refuse_inexpressible(mounts: Iterable[Mount], runtime: Runtime) -> None:
         wrong = runtime.check_mount(mount)
         if wrong:
             shown = mount.source if mount.source == mount.target else f"{mount.source} at {mount.target}"
-            raise UsageError(
-                f"{runtime.name} cannot bind {shown!r}: {wrong}", hint="use another name for it, or a link without it"
-            )
+            raise UsageError(f"{runtime.name} cannot bind {shown!r}: {wrong}", hint="rename it, or use a symbolic link")
 
 
 def bind_argument(mount: Mount, words: tuple[str, ...]) -> Argument:
@@ -213,7 +213,7 @@ def _merged(old: Mount, new: Mount) -> Mount:
 def _winner(old: Mount, new: Mount, notes: list[str]) -> Mount:
     if old.origin.scope == new.origin.scope == "flag":
         raise UsageError(
-            f"--bind puts both {old.source} and {new.source} at {old.target}", hint="give one of them another place"
+            f"--bind puts both {old.source} and {new.source} at {old.target}", hint="give one of them another target"
         )
     strong, weak = (new, old) if _strength(new) > _strength(old) else (old, new)
     notes.append(

@@ -37,7 +37,7 @@ class Charliecloud(Runtime):
         shared = Setting(
             name="TMPDIR",
             value=None,
-            because="ch-run shows the host's TMPDIR as /tmp; without it both see the same /tmp",
+            because="ch-run mounts the host's TMPDIR as /tmp; without the variable both use the same /tmp",
             keep_user=False,
         )
         return (shared, *inside.host_side(inside.carry(spec.container.settings)))

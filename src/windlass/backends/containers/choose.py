@@ -166,7 +166,7 @@ def runtime_name(image: str, wanted: str | None, specs: tuple[ContainerSpec, ...
     takes = "; ".join(f"{n} takes {get_runtime(n).image_forms}" for n in dict.fromkeys(s.runtime for s in entries))
     raise UsageError(
         f"--container {image}: no runtime of this site takes it",
-        hint=f"{takes}; --runtime {_BY_KIND[kind][0]} insists",
+        hint=f"{takes}; --runtime {_BY_KIND[kind][0]} forces it",
     )
 
 
@@ -185,7 +185,7 @@ def _refuse_bytes(backend: Runtime, words: Iterable[str]) -> None:
         if not backend.carries_bytes and any("\udc80" <= char <= "\udcff" for char in word):
             raise UsageError(
                 f"{backend.name} replaces bytes that are not UTF-8, so it cannot carry {word!r}",
-                hint="rename the file, or hand the bytes over in a file",
+                hint="rename the file, or pass the bytes in a file",
             )
 
 
@@ -269,7 +269,7 @@ def _with_mount_points(mounts: tuple[Mount, ...], folder: str, seen: SeenPaths) 
     if needed:
         raise UsageError(
             f"--container {folder}: the image has no {', '.join(needed)} to bind to, and ch-run does not create it",
-            hint=f"mkdir -p {' '.join(folder + target for target in needed)}, or bind to a folder that is there "
+            hint=f"mkdir -p {' '.join(folder + target for target in needed)}, or bind to an existing folder "
             "(images made by ch-image have /mnt/0 to /mnt/9), or work below /tmp, which is shared",
         )
     return tuple(mount for mount in mounts if mount not in lacking)
@@ -303,7 +303,7 @@ def _arguments(
         else:
             head, space, tail = edit.partition(" ")
             words = (head, tail.strip()) if space and head.startswith("-") and "=" not in head else (edit,)
-            out.append(Argument(words=words, because="you asked for it", origin=flag))
+            out.append(Argument(words=words, because="requested by you", origin=flag))
     return tuple(out), device_flag
 
 
@@ -315,7 +315,7 @@ def _settings(backend: Runtime, spec: ContainerSpec, arguments: tuple[Argument, 
             SettingSpec(
                 name="PYTHONNOUSERSITE",
                 value="1",
-                because="packages in ~/.local, made for the host's Python, would hide those of the image",
+                because="packages in ~/.local, built for the host's Python, would hide those of the image",
                 source="",
                 origin=BUILTIN,
             )

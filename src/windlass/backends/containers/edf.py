@@ -55,7 +55,7 @@ def edf_text(spec: WrapSpec, mounts: tuple[Mount, ...]) -> str:
     plan = spec.container
     key = "base_environment" if image_kind(plan.image) == "edf" else "image"
     lines = [
-        "# Made by windlass for one run; see plan.json beside it.",
+        "# Written by windlass for one run; see plan.json in this folder.",
         f"{key} = {_string(registry_image(plan.image))}",
     ]
     if spec.cwd:

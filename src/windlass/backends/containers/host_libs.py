@@ -37,7 +37,7 @@ def host_libs_plan(
             folders=spec.folders,
             provider=spec.provider,
             own=wanted,
-            because="you asked for it",
+            because="requested by you",
             origin=Origin(scope="flag", where="--host-libs"),
         )
     if not spec.names or facts.nodes < 2 or means:
@@ -46,7 +46,7 @@ def host_libs_plan(
         names=spec.names,
         folders=spec.folders,
         provider=spec.provider,
-        because=spec.because or "the fabric's libraries are the host's",
+        because=spec.because or "the libraries of the fabric come from the host",
         origin=origin,
     )
 
@@ -55,9 +55,9 @@ def host_libs_note(taken: HostLibs) -> str:
     """The note for the plan, in the same form as `strategy_note`."""
     what = f"every network library in {taken.own}" if taken.own else ", ".join(taken.names)
     unless = (
-        f"; nothing where the image's own libfabric has {taken.provider}" if taken.provider and not taken.own else ""
+        f"; nothing if the image's own libfabric supports {taken.provider}" if taken.provider and not taken.own else ""
     )
-    return f"host-inject: each node puts {what} and what it needs into the job's folder{unless}"
+    return f"host-inject: each node copies {what} and their dependencies into the job's folder{unless}"
 
 
 def host_libs_settings(taken: HostLibs | None) -> tuple[Setting, ...]:
@@ -77,7 +77,7 @@ def host_libs_settings(taken: HostLibs | None) -> tuple[Setting, ...]:
         value=f"{FOLDER}/behind",
         expand=True,
         append=True,
-        because="what these need and the image lacks, behind all that the image has",
+        because="dependencies that the image lacks, after all folders of the image",
         origin=taken.origin,
     )
     return (front, behind)
@@ -103,11 +103,11 @@ def host_means(
 def strategy_note(means: tuple[str, ...], nodes: int) -> str:
     """`host-inject: …` with the means that add the host's libraries, or `baked: …`."""
     if means:
-        return f"host-inject: network libraries of the host come in by {', '.join(means)}"
+        return f"host-inject: network libraries of the host are added by {', '.join(means)}"
     if nodes == 1:
-        return "baked: one node, nothing of the host's network is put in"
+        return "baked: one node, so no network library of the host is added"
     return (
-        "baked: nothing of the host's network is put in, so the image has to bring libfabric and the collective "
+        "baked: no network library of the host is added, so the image must contain libfabric and the collective "
         "library's plugin; without them it falls back to TCP"
     )
 

@@ -50,7 +50,7 @@ def carry(settings: Iterable[Setting]) -> tuple[Carried, ...]:
                     prepend=False,
                     append=False,
                     keep_user=False,
-                    because=f"{setting.because}; carried to the inside as {setting.name}",
+                    because=f"{setting.because}; passed to the container as {setting.name}",
                 ),
             )
         )
@@ -84,7 +84,7 @@ def rank_settings(names: Iterable[str]) -> tuple[Setting, ...]:
 
     Variables of windlass and Horovod are left out. They arrive unchanged, because no image sets them."""
     return tuple(
-        Setting(name=name, value=f"${{{name}}}", expand=True, because="who this rank is")
+        Setting(name=name, value=f"${{{name}}}", expand=True, because="the numbers of this rank")
         for name in names
         if not name.startswith(("WINDLASS_", "HOROVOD_"))
     )
@@ -114,13 +114,13 @@ def inner_arguments(
         reasons.append("the image has to be activated first")
     if carried:
         steps += _placing(carried)
-        reasons.append("variables are put in place that would not arrive by themselves")
+        reasons.append("sets variables that the container runtime would not pass")
     if unset:
         steps.append("unset " + " ".join(unset))
-        reasons.append("variables that the image may set are taken away")
+        reasons.append("unsets variables that the image may set")
     if plan.host_libs is not None:
         steps.append(f'[ ! -r "{NODE_VARIABLES}" ] || . "{NODE_VARIABLES}"')
-        reasons.append("what the node has found out about the host's libraries is read")
+        reasons.append("reads the node's result about the host's libraries")
     if not steps:
         return ()
     # Activation scripts use `source` and arrays, which need bash. Everything else works in any sh.

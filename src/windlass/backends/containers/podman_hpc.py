@@ -18,14 +18,14 @@ from windlass.model.plan import Mount, Setting
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _FAMILIES = {
     "WINDLASS_*": "where windlass keeps this run and its caches",
-    "SLURM_*": "what the scheduler says about the job",
-    "PALS_*": "what the launcher says about the rank",
+    "SLURM_*": "the scheduler's variables of the job",
+    "PALS_*": "the launcher's variables of the rank",
     "PMI*": "how MPI in the image finds the other ranks",
-    "FLUX_*": "what the scheduler says about the job",
+    "FLUX_*": "the scheduler's variables of the job",
 }
 """Variables of the job, by the prefix of their names."""
 _SHARED = (
-    ("--network", "--net", "host", "the ranks talk over the host's interfaces"),
+    ("--network", "--net", "host", "the ranks use the host's network interfaces"),
     ("--ipc", "--ipc", "host", "the ranks of a node share memory through /dev/shm"),
 )
 
@@ -91,7 +91,7 @@ def _shared(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
 def _entrypoint(spec: WrapSpec) -> tuple[Argument, ...]:
     if spec.container.verb == "run" or any(a.name == "--entrypoint" for a in spec.container.arguments):
         return ()
-    return (Argument(words=("--entrypoint=",), because="the command itself runs, not the image's entry point"),)
+    return (Argument(words=("--entrypoint=",), because="run the command, not the image's entry point"),)
 
 
 def _names(spec: WrapSpec) -> list[tuple[str, str]]:
@@ -101,7 +101,7 @@ def _names(spec: WrapSpec) -> list[tuple[str, str]]:
         for s in spec.settings
         if s.inside and not s.joins and s.value is not None and _NAME.match(s.name)
     }
-    names.update({name: "who this rank is" for name in spec.rank_variables if not name.startswith("WINDLASS_")})
+    names.update({name: "the numbers of this rank" for name in spec.rank_variables if not name.startswith("WINDLASS_")})
     names.update(_FAMILIES)
     return list(names.items())
 

@@ -53,15 +53,15 @@ class Shifter(Runtime):
             return wrong
         for folder in _REFUSED:
             if (mount.target + "/").startswith(folder + "/"):
-                return f"shifter lets nobody mount over {folder}"
-        return "shifter lets nobody mount over /opt" if mount.target == "/opt" else None
+                return f"shifter does not allow mounts over {folder}"
+        return "shifter does not allow mounts over /opt" if mount.target == "/opt" else None
 
 
 def _carried(spec: WrapSpec) -> tuple[inside.Carried, ...]:
     arriving = tuple(s for s in spec.settings if s.inside and s.value is not None)
     present = (*(s for s in arriving if not s.joins), *inside.rank_settings(spec.rank_variables))
     own = (*spec.container.settings, *(s for s in arriving if s.joins))
-    return (*inside.carry_current(present, "the image's own value would win over the host's"), *inside.carry(own))
+    return (*inside.carry_current(present, "otherwise the image's value would override the host's"), *inside.carry(own))
 
 
 def _unset(spec: WrapSpec) -> tuple[str, ...]:

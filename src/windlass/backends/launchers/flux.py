@@ -148,7 +148,8 @@ def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
     if spec.time_limit is not None:
         yield Argument(words=(f"--time-limit={spec.time_limit}",), because="time limit of this step")
     yield Argument(
-        words=(f"--job-name={spec.step_name}.{RUN_MARK}",), because="so that exactly this step can be found and ended"
+        words=(f"--job-name={spec.step_name}.{RUN_MARK}",),
+        because="so that windlass can find and end exactly this step",
     )
     yield Argument(words=("--label-io",), because="every line begins with its rank")
     yield Argument(
@@ -160,11 +161,11 @@ def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
 def _node_step(spec: NodeStepSpec, executable: str) -> Iterator[Argument]:
     first = f"0-{spec.nodes - 1}" if spec.nodes > 1 else "0"
     ranks, order = ("{broker_ranks}", "{broker_order}") if spec.hosts else (first, first)
-    yield Argument(words=("stdbuf", "-oL"), because="flux exec holds lines back where it writes to no terminal")
-    yield Argument(words=(executable, "exec"), because="runs beside the ranks, which hold their nodes alone")
+    yield Argument(words=("stdbuf", "-oL"), because="flux exec buffers lines if its output is not a terminal")
+    yield Argument(words=(executable, "exec"), because="runs next to the ranks, which have their nodes exclusively")
     yield Argument(words=("--noinput",), because="its tasks need no standard input")
     yield Argument(words=(f"--rank={ranks}",), because="one task on the broker of each node")
-    yield Argument(words=("sh", "-c", _FIND_PLACE, _STEP, order), because="each task looks up its place")
+    yield Argument(words=("sh", "-c", _FIND_PLACE, _STEP, order), because="each task reads its index")
 
 
 def _binding(spec: LaunchSpec) -> Iterator[Argument]:
@@ -179,7 +180,8 @@ def _binding(spec: LaunchSpec) -> Iterator[Argument]:
         yield Argument(words=("-o", "cpu-affinity=per-task"), because="each rank gets its share of the cores")
     if spec.cpu_lists or spec.unbound:
         yield Argument(
-            words=("-o", "mpibind=off"), because="where the site has mpibind, it would bind over this; others ignore it"
+            words=("-o", "mpibind=off"),
+            because="mpibind, at sites that have it, would override this binding; other sites ignore the option",
         )
 
 

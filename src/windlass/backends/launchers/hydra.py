@@ -97,10 +97,10 @@ def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
             words=("-hosts", ",".join(expand_hostlist(spec.host_list))), because="exactly these nodes, in this order"
         )
     yield Argument(words=("-bind-to", "none"), because="the rank script binds")
-    yield Argument(words=("-genvall",), because="the environment travels to every node")
+    yield Argument(words=("-genvall",), because="pass the environment to every node")
     yield Argument(
         words=("-prepend-pattern", "[windlass %r] "),
-        because="every piece of output begins with its rank, in words that no program prints by itself",
+        because="every piece of output begins with a label of its rank that no program prints itself",
     )
 
 
@@ -113,4 +113,4 @@ def _node_step(spec: NodeStepSpec, executable: str) -> Iterator[Argument]:
     elif spec.hosts:
         yield Argument(words=("-hosts", ",".join(spec.hosts)), because="exactly these nodes, in this order")
     yield Argument(words=("-bind-to", "none"), because="binds nothing, and takes no core from the ranks")
-    yield Argument(words=("-genvall",), because="the environment travels to every node")
+    yield Argument(words=("-genvall",), because="pass the environment to every node")

@@ -127,7 +127,7 @@ def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
         hosts = ",".join(f"{host}:{spec.ranks_per_node}" for host in expand_hostlist(spec.host_list))
         yield Argument(words=("--host", hosts), because="exactly these nodes, in this order")
     for name in spec.environment_names:
-        yield Argument(words=("-x", name), because="Open MPI passes on only variables that are named")
+        yield Argument(words=("-x", name), because="Open MPI passes only named variables")
     yield Argument(words=("--tag-output",), because="every line begins with its rank")
 
 
@@ -135,7 +135,7 @@ def _node_step(spec: NodeStepSpec, executable: str) -> Iterator[Argument]:
     yield Argument(words=(executable,), because="Open MPI's launcher")
     yield Argument(words=("-n", str(spec.nodes)), because="one task on each node")
     yield Argument(
-        words=("--map-by", "ppr:1:node:OVERSUBSCRIBE"), because="one task on each node, also where all slots are taken"
+        words=("--map-by", "ppr:1:node:OVERSUBSCRIBE"), because="one task on each node, even if all slots are in use"
     )
     yield Argument(words=("--bind-to", "none"), because="binds nothing, and takes no core from the ranks")
     if spec.hosts and spec.host_file:
@@ -145,4 +145,4 @@ def _node_step(spec: NodeStepSpec, executable: str) -> Iterator[Argument]:
             words=("--host", ",".join(f"{host}:1" for host in spec.hosts)), because="exactly these nodes, in this order"
         )
     for name in spec.environment_names:
-        yield Argument(words=("-x", name), because="Open MPI passes on only variables that are named")
+        yield Argument(words=("-x", name), because="Open MPI passes only named variables")

@@ -104,7 +104,7 @@ def _defaults(spec: LaunchSpec, site: LauncherSpec, executable: str) -> Iterator
     else:
         yield Argument(words=("--cpu-bind=depth",), because="CPUs for each rank in order")
         yield Argument(words=(f"--depth={spec.cpus_per_rank}",), because="CPUs for each rank")
-    yield Argument(words=("--envall",), because="the environment travels to every node")
+    yield Argument(words=("--envall",), because="pass the environment to every node")
     mpi = spec.mpi or site.mpi
     if mpi:
         yield Argument(words=(f"--pmi={mpi}",), because="how the MPI library finds its peers")
@@ -121,8 +121,10 @@ def _node_step(spec: NodeStepSpec, executable: str) -> Iterator[Argument]:
     elif spec.hosts:
         yield Argument(words=("--hosts", ",".join(spec.hosts)), because="exactly these nodes, in this order")
     yield Argument(words=("--cpu-bind=none",), because="PALS binds nothing, and takes no core from the ranks")
-    yield Argument(words=("--no-vni",), because="takes no network identifier, of which a node has few, from the ranks")
-    yield Argument(words=("--envall",), because="the environment travels to every node")
+    yield Argument(
+        words=("--no-vni",), because="uses no network identifier, because a node has few and the ranks need them"
+    )
+    yield Argument(words=("--envall",), because="pass the environment to every node")
     yield Argument(words=("--line-buffer",), because="lines of different nodes do not mix")
 
 

@@ -120,7 +120,7 @@ def _shape(spec: LaunchSpec) -> Iterator[Argument]:
     if spec.cpus_per_rank is not None and spec.cores_per_node is None:
         yield Argument(
             words=(f"--cpus-per-task={spec.cpus_per_rank}",),
-            because="since 22.05 srun does not take it from the job, and gives each task one CPU",
+            because="since 22.05 srun does not inherit it from the job, and gives each task one CPU",
         )
     if spec.overcommit:
         yield Argument(words=("--overcommit",), because="more ranks than CPUs on a node: some share one")
@@ -128,9 +128,7 @@ def _shape(spec: LaunchSpec) -> Iterator[Argument]:
         yield Argument(words=("--overlap",), because="the components of the job run at the same time")
         yield Argument(words=("--mem=0",), because="takes no share of the memory from the other components")
     elif spec.overlap:
-        yield Argument(
-            words=("--overlap",), because="windlass runs in a step itself, which would never give its CPUs back"
-        )
+        yield Argument(words=("--overlap",), because="windlass itself runs in a step, which never releases its CPUs")
     if spec.host_list is not None:
         yield Argument(words=(f"--nodelist={spec.host_list}",), because="a part of the allocation")
 
@@ -163,7 +161,7 @@ def _devices(spec: LaunchSpec) -> Iterator[Argument]:
         nodes=spec.nodes,
         ranks_per_node=spec.ranks_per_node,
     )
-    yield Argument(words=(word,), because=f"{per_node} devices per node, asked for as the site does")
+    yield Argument(words=(word,), because=f"{per_node} devices per node, requested in the site's form")
     yield Argument(
         words=("--gpu-bind=none",),
         because="every rank sees its node's devices: hiding the others breaks peer-to-peer copies",
@@ -171,16 +169,19 @@ def _devices(spec: LaunchSpec) -> Iterator[Argument]:
 
 
 def _behaviour(spec: LaunchSpec, site: LauncherSpec) -> Iterator[Argument]:
-    yield Argument(words=("--kill-on-bad-exit=1",), because="when one rank fails all end at once, none waits for it")
-    yield Argument(words=("--wait=0",), because="a rank that ends well first is no reason to kill those still writing")
-    yield Argument(words=("--export=ALL",), because="the environment travels, also where the job was sent without it")
+    yield Argument(
+        words=("--kill-on-bad-exit=1",), because="when one rank fails, all end at once and none waits for it"
+    )
+    yield Argument(words=("--wait=0",), because="a rank that finishes first must not end ranks that still write")
+    yield Argument(words=("--export=ALL",), because="pass the environment, even if the job was submitted without it")
     mpi = spec.mpi or site.mpi
     if mpi:
         yield Argument(words=(f"--mpi={mpi}",), because="how the MPI library finds its peers")
     if spec.time_limit is not None:
         yield Argument(words=(f"--time={spec.time_limit}",), because="time limit of this step")
     yield Argument(
-        words=(f"--job-name={spec.step_name}.{RUN_MARK}",), because="so that exactly this step can be found and ended"
+        words=(f"--job-name={spec.step_name}.{RUN_MARK}",),
+        because="so that windlass can find and end exactly this step",
     )
 
 
@@ -195,15 +196,15 @@ def _node_step(spec: NodeStepSpec, executable: str) -> Iterator[Argument]:
     yield words("--distribution=block:block", "tasks are numbered as the nodes are")
     if spec.hosts:
         yield words(f"--nodelist={fold_hostlist(spec.hosts)}", "exactly these nodes")
-    yield words("--overlap", "runs beside the ranks on the same CPUs")
+    yield words("--overlap", "runs next to the ranks on the same CPUs")
     yield words("--mem=0", "takes no share of the memory from the ranks")
     yield words("--cpu-bind=none", "srun binds nothing")
     if not spec.devices:  # by default a step sees the devices of the job, and shares them
         yield words("--gres=none", "needs no device")
-    yield words("--kill-on-bad-exit=0", "what fails on one node must not end it on the others")
-    yield words("--wait=0", "a task that ends first is no reason to kill the others")
-    yield words("--export=ALL", "the environment travels, also where the job was sent without it")
-    yield words(f"--job-name={spec.name}", "so that exactly this step can be found and ended")
+    yield words("--kill-on-bad-exit=0", "a failure on one node must not end the step on the others")
+    yield words("--wait=0", "a task that ends first must not end the others")
+    yield words("--export=ALL", "pass the environment, even if the job was submitted without it")
+    yield words(f"--job-name={spec.name}", "so that windlass can find and end exactly this step")
 
 
 def _failure(line: str) -> RankFailure | None:

@@ -159,7 +159,7 @@ class Scheduler(ABC):
         text after the line break."""
         broken = next((word for word in argument.words if re.search(r"[\r\n\0]", word)), None)
         if broken is not None:
-            raise UsageError(f"directive {broken[:80]!r} holds a line break", hint="a directive is one line")
+            raise UsageError(f"directive {broken[:80]!r} contains a line break", hint="a directive is one line")
         return f"{self.directive} {quote_words(argument.words)}"
 
     def submit_argv(self, script: str) -> tuple[str, ...]:
@@ -187,7 +187,7 @@ class Scheduler(ABC):
             argv=program,
             code=0,
             output=output,
-            hint="was it submitted? the queue says so (squeue, qstat, flux jobs)",
+            hint="check in the queue whether it was submitted (squeue, qstat, flux jobs)",
         )
 
     def explain_refusal(self, code: int, output: str) -> WindlassError:
@@ -205,7 +205,7 @@ class Scheduler(ABC):
             argv=program,
             code=code,
             output=output,
-            hint="the words are the scheduler's own; `windlass submit --dry-run` prints the script that it got",
+            hint="this is the scheduler's message; `windlass submit --dry-run` prints the submitted script",
         )
 
     @abstractmethod

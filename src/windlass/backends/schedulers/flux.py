@@ -84,7 +84,7 @@ class Flux(Scheduler):
         """Parse `flux hostlist local` (first line), `flux resource list` and `flux job timeleft`."""
         lines = (output or "").strip().splitlines()
         if not lines:
-            raise UsageError("flux hostlist printed no hosts", hint="is FLUX_URI that of a running instance?")
+            raise UsageError("flux hostlist printed no hosts", hint="check that FLUX_URI belongs to a running instance")
         try:
             hosts = tuple(dict.fromkeys(expand_hostlist(lines[0].strip())))
         except UsageError as error:
@@ -105,7 +105,7 @@ class Flux(Scheduler):
     def path_word(self, path: str) -> str:
         if "{{" in path:
             raise UsageError(
-                f"Flux cannot write a log to {path!r}: it fills in what stands in double braces",
+                f"Flux cannot write a log to {path!r}: it replaces text in double braces",
                 hint="choose another folder with --run-dir",
             )
         return path
@@ -130,7 +130,7 @@ class Flux(Scheduler):
         job = _find_job(output)
         if job is None:
             lines = [line.strip() for line in output.splitlines() if line.strip()]
-            return JobStatus(state=JobState.UNKNOWN, reason=lines[-1] if lines else "Flux knows no such job")
+            return JobStatus(state=JobState.UNKNOWN, reason=lines[-1] if lines else "Flux has no such job")
         exception = job.get("exception")
         note = str(exception.get("note") or "") if isinstance(exception, dict) else ""
         # Flux accepts a request that no node can satisfy. The job then fails at once without a run.
@@ -212,12 +212,12 @@ def _directives(spec: JobSpec) -> Iterator[Argument]:
         return Argument(words=(one_line(word, "a Flux directive"),), because=because)
 
     if spec.qos:
-        raise UsageError("Flux has no quality of service", hint="name a queue, or say it by --directive")
+        raise UsageError("Flux has no quality of service", hint="give a queue, or use --directive")
     yield line(f"--job-name={one_line(spec.name, 'the name of a job')}", "the name in the queue")
     yield line(f"--nodes={spec.nodes}", "whole nodes, with all their cores and devices")
-    yield line("--exclusive", "nobody else on these nodes")
+    yield line("--exclusive", "no other jobs on these nodes")
     if spec.time:
-        yield line(f"--time-limit={unit_text(parse_walltime(spec.time))}", "the job ends after this time at the latest")
+        yield line(f"--time-limit={unit_text(parse_walltime(spec.time))}", "time limit of the job")
     if spec.partition:
         yield line(f"--queue={spec.partition}", "where to run")
     if spec.account:

@@ -48,4 +48,4 @@ class NoScheduler(Scheduler):
         return JobStatus(state=JobState.UNKNOWN, reason="no scheduler")
 
     def cancel_argv(self, job_id: str) -> tuple[str, ...]:
-        raise UsageError("there is no scheduler here that could cancel a job", hint="end the windlass process itself")
+        raise UsageError("there is no scheduler here to cancel a job", hint="end the windlass process itself")

@@ -106,7 +106,7 @@ class Pbs(Scheduler):
         path = environ.get("PBS_NODEFILE", "")
         if not path:
             raise UsageError("PBS_NODEFILE is not set although PBS_JOBID is", hint="run inside the job's own shell")
-        hint = "is this shell inside the job? PBS_NODEFILE names a file of the first node"
+        hint = "run this in a shell inside the job: PBS_NODEFILE is a file on the first node"
         with os_errors(f"read the node file {path}", hint=hint, kind=UsageError):
             text = read_text(path)
         counts = _parse_nodefile(text, path)
@@ -129,8 +129,8 @@ class Pbs(Scheduler):
     def path_word(self, path: str) -> str:
         if not _PLAIN_PATH.match(path):
             raise UsageError(
-                f"PBS cannot write a log to {path!r}: it reads colons, commas, quotes and spaces in its own way",
-                hint="choose a folder with a plain name by --run-dir",
+                f"PBS cannot write a log to {path!r}: it interprets colons, commas, quotes and spaces",
+                hint="choose a folder with a plain name with --run-dir",
             )
         return path
 
@@ -193,7 +193,7 @@ def _parse_nodefile(text: str, path: str) -> dict[str, int]:
             raise UsageError(f"{path}, line {number}: not a host name: {host!r}", hint="PBS writes one name per line")
         counts[host] = counts.get(host, 0) + 1
     if not counts:
-        raise UsageError(f"the node file {path} is empty", hint="was the job given chunks with mpiprocs=0 only?")
+        raise UsageError(f"the node file {path} is empty", hint="check the job's chunks: they may all have mpiprocs=0")
     return counts
 
 
@@ -221,7 +221,7 @@ def _node_groups(output: str) -> Iterator[NodeGroup]:
 
 def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
     if spec.qos:
-        raise UsageError("PBS has no quality of service", hint="name a queue, or say it by --directive")
+        raise UsageError("PBS has no quality of service", hint="give a queue, or use --directive")
     yield Argument(words=("-N", _job_name(spec.name)), because="the name in the queue")
     if spec.gpu_chunks:
         yield Argument(
@@ -230,12 +230,12 @@ def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
     else:
         chunks = f"{counted(spec.nodes, 'node')}, one chunk on each"
         yield Argument(words=("-l", f"select={_select(spec, site)}"), because=chunks)
-        because = "chunks on different hosts; without it they may share one"
+        because = "chunks on different hosts; without it they may share a host"
         yield Argument(words=("-l", "place=scatter"), because=because)
     if spec.time:
         yield Argument(
             words=("-l", f"walltime={clock_text(parse_walltime(spec.time))}"),
-            because="the job ends after this time at the latest",
+            because="time limit of the job",
         )
     if spec.partition:
         yield Argument(words=("-q", one_line(spec.partition, "a queue")), because="where to run")
@@ -250,7 +250,7 @@ def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
     if spec.outlives_nodes:
         yield Argument(
             words=("-W", "tolerate_node_failures=all"),
-            because="the job goes on without a node that is lost: there are spares (since PBS 18.2)",
+            because="the job continues if a node is lost, because it has spare nodes (since PBS 18.2)",
         )
 
 

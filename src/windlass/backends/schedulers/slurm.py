@@ -95,7 +95,7 @@ class Slurm(Scheduler):
         if count and count.isdecimal() and int(count) != len(hosts):
             raise UsageError(
                 f"SLURM_JOB_NODELIST names {len(hosts)} hosts but the job has {count} nodes: {names!r}",
-                hint="was one of the variables changed by hand?",
+                hint="one of these variables may have been changed in the shell",
             )
         end = environ.get("SLURM_JOB_END_TIME", "")
         step = _step_tasks(environ)
@@ -243,7 +243,7 @@ def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
             nodes=spec.nodes,
             ranks_per_node=spec.ranks_per_node,
         )
-        yield line(gpus, "devices, asked for as the site does")
+        yield line(gpus, "devices, requested in the site's form")
     if spec.partition:
         yield line(f"--partition={spec.partition}", "where to run")
     if spec.qos:
@@ -251,16 +251,16 @@ def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
     if spec.account:
         yield line(f"--account={spec.account}", "who pays")
     if spec.time:
-        yield line(f"--time={day_clock_text(parse_walltime(spec.time))}", "the job ends after this time at the latest")
+        yield line(f"--time={day_clock_text(parse_walltime(spec.time))}", "time limit of the job")
     if spec.output:
         yield line(f"--output={spec.output}", "output of the batch script itself")
     if spec.exclude_hosts:
         yield line(f"--exclude={fold_hostlist(spec.exclude_hosts)}", "nodes known to be bad")
     if spec.outlives_nodes:
-        yield line("--no-kill", "the job goes on without a node that is lost: there are spares")
+        yield line("--no-kill", "the job continues if a node is lost, because it has spare nodes")
     if spec.requeue:
-        yield line("--requeue", "Slurm may start it again: after preemption, or when its first node is lost")
-        yield line("--open-mode=append", "a job that is started again keeps the log of its former start")
+        yield line("--requeue", "Slurm may restart it after preemption, or if its first node is lost")
+        yield line("--open-mode=append", "a restarted job keeps the log of its earlier start")
 
 
 def _least(text: str | None, what: str) -> int | None:

@@ -28,7 +28,7 @@ def parse_walltime(text: str) -> int:
     else:
         seconds = _clock_seconds(cleaned, text)
     if seconds <= 0:
-        raise UsageError(f"time limit {text!r} leaves no time at all", hint=_HINT)
+        raise UsageError(f"time limit {text!r} is shorter than a second", hint=_HINT)
     return seconds
 
 

@@ -64,7 +64,7 @@ def start_child(
             f"cannot start {argv[0]}: {error.strerror}",
             argv=argv,
             code=None,
-            hint="is it installed here, and is a module missing?",
+            hint="check that it is installed here; a module may be missing",
         ) from error
     for stream in (child.stdout, child.stderr):
         if stream is not None:

@@ -78,7 +78,7 @@ def run_command(
             argv=argv,
             code=None,
             output=_end(child, stop_with),
-            hint="is its server reachable?",
+            hint="its server may be unreachable",
         ) from error
     except BaseException:
         _end(child, stop_with)
@@ -92,7 +92,7 @@ def run_command(
             argv=argv,
             code=done.code,
             output=said,
-            hint="what it said last is shown; run it by hand to see all of it",
+            hint="this is its last line; run the command in a shell to see all output",
         )
     return done
 
@@ -102,7 +102,7 @@ def _cannot_run(argv: tuple[str, ...], error: OSError) -> CommandError:
         f"cannot run {argv[0]}: {error.strerror}",
         argv=argv,
         code=None,
-        hint="is it installed, and in PATH? `module load` may bring it",
+        hint="install it or add it to PATH, e.g. with `module load`",
     )
 
 

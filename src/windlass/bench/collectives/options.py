@@ -60,7 +60,7 @@ class CollectivesOptions:
         if self.iters < 1 or self.warmup < 0 or self.root < 0 or self.most_seconds <= 0:
             raise UsageError(
                 "--iters must be 1 or more, --warmup and --root 0 or more, --most-seconds positive",
-                hint="leave one out to have its default",
+                hint="leave an option out to use its default",
             )
 
 

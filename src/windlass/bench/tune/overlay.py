@@ -45,7 +45,7 @@ def write_overlay(
             text, file=str(path), stem=site, known=lambda kind: catalog_names(kind, folders), builtin=False
         )
         if problems:
-            hint = "mend it with `windlass sites check`, or set the variables by hand"
+            hint = "correct it with `windlass sites check`, or set the variables with --env"
             raise MachineError(f"{path} cannot take the settings: {problems[0].sentence()}", hint=hint)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text.encode(), 0o644)

@@ -151,7 +151,7 @@ class Search:
     def _judge(self, best: dict[str, str]) -> SearchResult:
         """Try default and best in turn once more. Only these trials are compared with each other."""
         if best == self._default:
-            return self._verdict("nothing was better than the default", {}, [], [])
+            return self._verdict("no setting was better than the default", {}, [], [])
         ours, theirs = [], []
         for _ in range(self._repeats):
             ours.append(self._try(self._default, final=True).value)

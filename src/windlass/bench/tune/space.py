@@ -109,7 +109,5 @@ def default_space(vendor: str | None, network: str | None, cores: int) -> tuple[
     elif vendor == "intel":
         found += [*ONECCL, *(SLINGSHOT if network == "slingshot-11" else ())]
     if not found:
-        raise ConfigError(
-            "nothing is known that would be worth trying here", hint="--space FILE names your own settings"
-        )
+        raise ConfigError("no settings to try are known for this machine", hint="--space FILE names your own settings")
     return tuple(found)

@@ -52,7 +52,7 @@ class Trials:
         except WindlassError as error:
             failure = error.message
         if value is None and not failure:
-            failure = "no step was seen" if self.objective == "step" else "nothing was measured"
+            failure = "no step was recorded" if self.objective == "step" else "nothing was measured"
         return Trial(choice=dict(choice), value=value, failure=failure, seconds=round(time.monotonic() - start, 3))
 
     def argv(self, choice: Choice, folder: Path) -> tuple[str, ...]:

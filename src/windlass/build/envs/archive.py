@@ -88,7 +88,7 @@ def write_archive(entries: list[ArchiveMember], final: Path, environ: Mapping[st
             write(entries, stream)
     except OSError as error:
         text = f"cannot write {final}: {error.strerror or error}"
-        raise MachineError(text, hint=f"{hint_for(error, final.parent)}; nothing was left there") from error
+        raise MachineError(text, hint=f"{hint_for(error, final.parent)}; the incomplete file was removed") from error
 
 
 Writer = Callable[[list[ArchiveMember], BinaryIO], None]
@@ -103,7 +103,9 @@ def _writer(final: Path, environ: Mapping[str, str]) -> Writer:
     program = which("zstd" if name.endswith(_TAR_ZST) else "mksquashfs", environ)
     if program is None:
         missing = "zstd" if name.endswith(_TAR_ZST) else "mksquashfs (squashfs-tools)"
-        raise MachineError(f"{name}: no {missing} on this machine", hint="write a .tar.gz, which needs nothing")
+        raise MachineError(
+            f"{name}: no {missing} on this machine", hint="write a .tar.gz, which needs no other program"
+        )
     if name.endswith(_TAR_ZST):
         argv: tuple[str, ...] = ("sh", "-c", 'exec "$0" -q -3 -T0 -f -o "$2" "$1"', program)
     else:
@@ -121,7 +123,7 @@ def _writer(final: Path, environ: Mapping[str, str]) -> Writer:
                 packing = (*argv, str(work / "plain"), str(work / "packed"))
                 run_command(packing, timeout_s=_PACK_S, env={**environ, **newest})
             except CommandError as error:
-                hint = "write a .tar.gz, which needs nothing"
+                hint = "write a .tar.gz, which needs no other program"
                 raise MachineError(f"cannot pack: {error.message}", hint=hint) from error
             with open_plain(work / "packed") as packed:
                 if os.fstat(packed.fileno()).st_uid != os.geteuid():

@@ -74,7 +74,7 @@ def machine_facts(host: HostFacts) -> MachineFacts:
 _NAMED = 3
 _ABI = {"libmpi.so.40": "Open MPI", "libmpi.so.12": "MPICH's ABI", "libmpi.so.0": "MPI's standard ABI"}
 _REINSTALL = "install the package again: pip install --force-reinstall --no-deps PACKAGE"
-_REMAKE = "make it anew in its place: windlass env create"
+_REMAKE = "create it again at this path: windlass env create"
 
 
 class EnvCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,8 +145,8 @@ def _other_version(facts: EnvFacts) -> bool:
 def _machine(facts: EnvFacts, site: Site, host: HostFacts | None) -> Iterator[Finding]:
     wanted = site.file.node.arch or (host.machine if host else "")
     if facts.machine and wanted and facts.machine != wanted:
-        text = f"it is for {facts.machine}, the nodes of {site.name} are {wanted}"
-        yield Finding("machine", "error", text, f"make it on a machine with {wanted}")
+        text = f"it was built for {facts.machine}, but the nodes of {site.name} are {wanted}"
+        yield Finding("machine", "error", text, f"create it on a machine with {wanted}")
     elif facts.machine:
         yield Finding("machine", "ok", facts.machine)
     if facts.foreign:
@@ -157,7 +157,7 @@ def _machine(facts: EnvFacts, site: Site, host: HostFacts | None) -> Iterator[Fi
         yield Finding("libraries", "error", text, _REINSTALL)
     if host and host.glibc and facts.glibc and version_key(facts.glibc) > version_key(host.glibc):
         text = f"{facts.glibc_by} needs glibc {facts.glibc}, this machine has {host.glibc}"
-        remedy = "take an older wheel, build the package here, or use a container"
+        remedy = "use an older wheel, build the package here, or use a container"
         yield Finding("glibc", "error", text, remedy)
     elif facts.glibc:
         seen = f"; this machine has {host.glibc}" if host and host.glibc else ""
@@ -178,13 +178,13 @@ def _torch(facts: EnvFacts, site: Site, host: HostFacts | None) -> Iterator[Find
     mine = {"cuda": "nvidia", "hip": "amd", "xpu": "intel"}
     fits = next((mine[key] for key in mine if key in torch), "")
     if vendor and fits != vendor:
-        remedy = f"windlass env plan --site {site.name} says which wheel fits"
+        remedy = f"windlass env plan --site {site.name} shows which wheel fits"
         yield Finding("torch", "error", f"{text} does not use the site's devices ({vendor})", remedy)
         return
     need = least_driver(torch["cuda"]) if "cuda" in torch else ""
     if need and host and host.driver and version_key(host.driver) < version_key(need):
         text = f"{text} needs driver {need} or newer, this machine has {host.driver}"
-        remedy = "take a build for an older CUDA: windlass env create --torch +cu126"
+        remedy = "use a build for an older CUDA: windlass env create --torch +cu126"
         yield Finding("torch", "error", text, remedy)
         return
     driver = f", driver {host.driver}" if host and host.driver else f", needs driver {need}" if need else ""
@@ -199,12 +199,12 @@ def _without_torch(facts: EnvFacts, site: Site, vendor: str) -> Finding:
     A module or an image beneath it may provide torch, or torch is not wanted.
     """
     if "torch" in facts.beneath_packages:
-        return Finding("torch", "ok", f"{facts.beneath_packages['torch']}, beneath it")
+        return Finding("torch", "ok", f"{facts.beneath_packages['torch']}, from the base environment")
     if facts.beneath and site.file.python.beneath != "nothing":
         text = f"not installed: it must come from the {site.file.python.beneath} beneath"
         remedy = f"windlass env plan --site {site.name} says from which"
         return Finding("torch", "note", text, remedy)
-    remedy = f"windlass env plan --site {site.name} says which wheel fits"
+    remedy = f"windlass env plan --site {site.name} shows which wheel fits"
     return Finding("torch", "warning" if vendor else "note", "not installed", remedy)
 
 
@@ -214,7 +214,7 @@ def _collectives(facts: EnvFacts, site: Site) -> Iterator[Finding]:
         yield Finding("nccl", "ok", f"{version} ({name})")
     if len(facts.plugins) > 1:
         text = f"{len(facts.plugins)} network plugins compete: {listed(facts.plugins, _NAMED)}"
-        remedy = "keep one, or name it: --env NCCL_NET_PLUGIN=PATH"
+        remedy = "keep one, or select it with --env NCCL_NET_PLUGIN=PATH"
         yield Finding("plugin", "warning", text, remedy)
     elif facts.plugins:
         yield Finding("plugin", "ok", facts.plugins[0])
@@ -230,7 +230,7 @@ def _mpi(facts: EnvFacts, site: Site, host: HostFacts | None) -> Iterator[Findin
     if not facts.mpi:
         return
     if len(facts.mpi) > 1 or not facts.mpi[0].library:
-        text = "mpi4py is a wheel, which takes whatever MPI it finds first when it starts"
+        text = "mpi4py is a wheel, which uses the first MPI that it finds at start-up"
         cray = site.file.python.mpicc.startswith("cc")
         install = "pip install --no-cache-dir --no-binary=mpi4py --force-reinstall mpi4py"
         remedy = f'MPICC="{site.file.python.mpicc or "mpicc"}" {install}'
@@ -284,7 +284,7 @@ def _shell(facts: EnvFacts) -> Iterator[Finding]:
 
 def _linked(module: MpiModule, kind: str, host: HostFacts | None) -> Finding:
     if host is not None and not module.place:
-        text = f"linked with {module.library} ({kind}), which the loader does not find here"
+        text = f"linked with {module.library} ({kind}), which the loader cannot find here"
         return Finding("mpi4py", "warning", text, "load the module of the MPI it was built with")
     where = f" at {module.place}" if module.place and host is not None else ""
     return Finding("mpi4py", "ok", f"linked with {module.library} ({kind}){where}")
@@ -296,7 +296,7 @@ def _packages(facts: EnvFacts) -> Iterator[Finding]:
         remedy = "pip uninstall the package until it is gone, then install it once"
         yield Finding("packages", "error", text, remedy)
     for package, need, found in facts.unmet[:_NAMED]:
-        what = f"which is {found}" if found else "which is not there"
+        what = f"which is {found}" if found else "which is missing"
         unsure = facts.beneath and not facts.beneath_packages and not found
         text = f"{package} needs {need}, {what}" + (
             " (the packages beneath cannot be seen from here)" if unsure else ""
@@ -304,13 +304,13 @@ def _packages(facts: EnvFacts) -> Iterator[Finding]:
         severity: Severity = "note" if unsure else "warning"
         yield Finding("packages", severity, text, f"pip install '{need.replace(' ', '')}'")
     if len(facts.unmet) > _NAMED:
-        yield Finding("packages", "note", f"and {len(facts.unmet) - _NAMED} more needs that are not met")
+        yield Finding("packages", "note", f"and {len(facts.unmet) - _NAMED} more missing requirements")
     both = sorted(
         name for name in set(facts.packages) & set(facts.beneath_packages) if name not in ("pip", "setuptools")
     )
     heavy = [name for name in both if name in ("torch", "mpi4py", "deepspeed") or name.startswith("nvidia-")]
     if heavy:
-        text = f"{listed(heavy, _NAMED)} hides the site's own beneath it, which is built for the machine"
+        text = f"{listed(heavy, _NAMED)} hides the site's package, which is built for the machine"
         yield Finding("packages", "warning", text, f"pip uninstall {' '.join(heavy)}")
     elif both:
         yield Finding("packages", "note", f"newer than, or instead of, what is beneath: {listed(both, _NAMED)}")
@@ -324,17 +324,17 @@ def _paths(facts: EnvFacts) -> Iterator[Finding]:
         yield Finding("moved", "error", text, remedy)
     gone = [path for path in facts.outside if not path.found]
     if gone:
-        text = f"paths that are gone: {listed([f'{path.path} ({path.by})' for path in gone], _NAMED)}"
+        text = f"paths that no longer exist:  {listed([f'{path.path} ({path.by})' for path in gone], _NAMED)}"
         remedy = "install the package again, or remove the .pth file"
         yield Finding("paths", "error", text, remedy)
     editable = [path.path for path in facts.outside if path.found and path.editable]
     if editable:
-        text = f"installed with pip install -e, so the code lies outside: {listed(editable, _NAMED)}"
+        text = f"installed with pip install -e, so the code is outside:  {listed(editable, _NAMED)}"
         remedy = "nodes read it from there: add --cache for it, or install it without -e"
         yield Finding("paths", "warning", text, remedy)
     others = [path.path for path in facts.outside if path.found and not path.editable]
     if others:
-        yield Finding("paths", "note", f".pth files lead out of it: {listed(others, _NAMED)}")
+        yield Finding("paths", "note", f".pth files refer to folders outside:  {listed(others, _NAMED)}")
 
 
 def _made_for(facts: EnvFacts, site: Site) -> Iterator[Finding]:

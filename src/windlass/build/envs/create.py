@@ -81,7 +81,7 @@ def create_env(plan: EnvPlan, environ: Mapping[str, str], tell: Callable[[str], 
     began = time.monotonic()
     try:
         swept = _sweep(work, tell)
-        tell(f"making {final}; it says what it does in {log}")
+        tell(f"making {final}; log: {log}")
         open_append(log, fresh=True).close()
         with _work_folder(work) as opened:
             partial = Path(f"/proc/{os.getpid()}/fd/{opened}", final.name)  # `work` may be renamed
@@ -106,8 +106,8 @@ def create_env(plan: EnvPlan, environ: Mapping[str, str], tell: Callable[[str], 
 def _refuse_place(final: Path) -> None:
     if final.exists() or final.is_symlink():
         raise UsageError(
-            f"{final} is there already: nothing was changed",
-            hint="choose another place, or move it away; `windlass env check` says what is in it",
+            f"{final} already exists: nothing was changed",
+            hint="choose another path, or move it away; `windlass env check` shows its contents",
         )
     with os_errors(f"make {final.parent}", hint="choose another place", kind=UsageError):
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def _sweep(work: Path, tell: Callable[[str], None]) -> bool:
         return False
     if uid != os.geteuid():
         raise UsageError(f"{work} belongs to uid {uid}", hint="ask this user to remove it, or choose another place")
-    tell(f"an earlier start was interrupted: {work} is removed, and all begins anew")
+    tell(f"an earlier start was interrupted: {work} is removed, and the build starts from the beginning")
     kill_marked(f"{_MARK}={work}".encode())
     shutil.rmtree(work, ignore_errors=True)
     return True
@@ -167,7 +167,7 @@ def _is_ours(opened: int, work: Path) -> bool:
 
 def _name(opened: int, work: Path, final: Path) -> None:
     if final.exists() or final.is_symlink():
-        raise UsageError(f"{final} was made by somebody else in the meantime", hint="choose another place")
+        raise UsageError(f"{final} was created by another user in the meantime", hint="choose another place")
     if not _is_ours(opened, work):
         raise MachineError(
             f"another user replaced {work} during the build: the environment is not used",
@@ -218,14 +218,14 @@ def _lines(output: IO[bytes], ended: Callable[[], bool], log: IO[bytes]) -> Iter
         f"not finished after {_MAX_S / 3600:g} hours",
         argv=("bash",),
         code=None,
-        hint="is the package registry slow or out of reach? what was said is in the log",
+        hint="the package registry may be slow or unreachable; the log has the details",
     )
 
 
 def _failure(step: str, log: Path, argv: tuple[str, ...], code: int) -> CommandError:
     text = read_text(log, errors="replace")
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith(("not finished:", "[notice]"))]
-    hint = f"all of its output: {log}; nothing is left but that, and the next start begins anew"
+    hint = f"all of its output: {log}; everything else was removed; the next start begins from the beginning"
     if any(word in text for word in _NO_ROOM):
         hint = f"{room_hint(log.parent)}; {hint}"
     elif any(word in text for word in _NO_NETWORK):

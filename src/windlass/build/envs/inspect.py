@@ -156,7 +156,7 @@ def _kind(root: Path) -> str:
         what = "neither pyvenv.cfg nor conda-meta is in it"
     else:
         what = "it is a file, not a folder" if root.exists() else "there is no such folder"
-    raise UsageError(f"{root} is no Python environment: {what}", hint="give the folder that has bin/python in it")
+    raise UsageError(f"{root} is no Python environment: {what}", hint="give the folder that contains bin/python")
 
 
 def _config(root: Path) -> dict[str, str]:

@@ -165,7 +165,7 @@ def pack_env(path: str, output: str, *, with_python: bool, environ: Mapping[str,
     _refuse(facts, root, final, with_python)
     if not force and (final.exists() or final.is_symlink()):
         raise UsageError(
-            f"{final} is there already: nothing was changed", hint="--force replaces it; or choose another name"
+            f"{final} already exists: nothing was changed", hint="replace it with --force, or choose another name"
         )
     base = base_python(facts) if with_python and facts.kind == "venv" else None
     entries = [*_entries(root, base), *(base.entries() if base else ())]
@@ -183,15 +183,17 @@ def pack_env(path: str, output: str, *, with_python: bool, environ: Mapping[str,
 
 def _refuse(facts: EnvFacts, root: Path, final: Path, with_python: bool) -> None:
     if facts.incomplete:
-        raise UsageError(f"{root} has no bin/python", hint="`windlass env check` says what is wrong with it")
+        raise UsageError(f"{root} has no bin/python", hint="`windlass env check` shows the problems")
     if not final.name.endswith(SUFFIXES):
         raise UsageError(
-            f"{final.name}: the name must say what to write", hint=".tar.gz, .tar.zst, .tar, .sqsh or .squashfs"
+            f"{final.name}: the name has no known suffix", hint=".tar.gz, .tar.zst, .tar, .sqsh or .squashfs"
         )
     if not final.parent.is_dir():
-        raise UsageError(f"{final.parent}: there is no such folder", hint="make it first")
+        raise UsageError(f"{final.parent}: there is no such folder", hint="create it first")
     if final.is_relative_to(root):
-        raise UsageError("the archive would lie in the environment that it packs", hint="write it beside it")
+        raise UsageError(
+            "the archive would be inside the environment that it packs", hint="choose a path outside the environment"
+        )
     if final.is_dir():
         raise UsageError(f"{final} is a folder", hint="give the name of a file")
     outside = [path for path in facts.outside if path.editable]
@@ -203,7 +205,7 @@ def _refuse(facts: EnvFacts, root: Path, final: Path, with_python: bool) -> None
     if facts.moved:
         raise UsageError(
             f"{facts.moved[0][0]} starts {facts.moved[0][1]}: the environment was moved or copied",
-            hint="make it anew; `windlass env check` says more",
+            hint="create it again; `windlass env check` shows details",
         )
     if with_python and facts.beneath:
         raise UsageError(

@@ -42,10 +42,10 @@ def place_findings(path: str, site: Site, *, seen: str = "", home: str = "", acc
         text = f"{shown} is on {kind}: the slowest place to start many ranks from"
         found.append(Finding("place", "warning", text + _cost(site, kind), remedy))
     elif kind:
-        text = f"{shown} is on {kind}: some nodes start well from it, hundreds do not"
+        text = f"{shown} is on {kind}: fast enough for a few nodes, too slow for hundreds"
         found.append(Finding("place", "note", text + _cost(site, kind), _REMEDY))
     if at_home and kind not in _SLOWEST and site.file.scheduler.kind != "none":
-        text = f"{shown} is in a home folder: small quotas, and seldom made for many readers"
+        text = f"{shown} is in a home folder: small quotas, and rarely designed for many readers"
         found.append(Finding("place", "warning", text, remedy))
     quota = next((p for p in sorted(storage_quotas(site), key=len, reverse=True) if is_below(path, p)), "")
     if quota:

@@ -26,7 +26,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)")
 _PYTHON = re.compile(r"\d+\.\d+(\.\d+)?\Z")
 _EXISTS = (
     'if [ -e "$ENV" ] || [ -L "$ENV" ]; then',
-    '  echo "$ENV is there already: move it away, or choose another ENV" >&2',
+    '  echo "$ENV already exists: move it away, or choose another ENV" >&2',
     "  exit 2",
     "fi",
 )
@@ -105,7 +105,7 @@ def plan_env(request: EnvRequest, site: Site, facts: MachineFacts) -> EnvPlan:
         path=path,
         kind=spec.kind,
         beneath=spec.beneath,
-        because=spec.because or "the catalog has no document of this site on environments: a plain venv",
+        because=spec.because or "the catalog has no document of this site about environments, so this is a plain venv",
         source=source,
         torch=wheel,
         extras=request.extras,
@@ -125,7 +125,10 @@ def _refuse_strange(request: EnvRequest, spec: PythonSpec) -> None:
     if "\n" in request.path or "\0" in request.path:
         raise UsageError("--path holds a line break", hint="choose another folder")
     if request.path and not request.path.startswith(("/", "${", "~")):
-        raise UsageError(f"--path {request.path} is not a full path", hint="jobs start in folders of their own")
+        raise UsageError(
+            f"--path {request.path} is not an absolute path",
+            hint="jobs start in other folders, so give a path that starts with /",
+        )
     if request.account and not _ACCOUNT.match(request.account):
         raise UsageError(f"--account {request.account!r} is no name of a project", hint="as in --account abc123")
     if spec.kind == "conda" and request.python and not _PYTHON.match(request.python):
@@ -133,7 +136,7 @@ def _refuse_strange(request: EnvRequest, spec: PythonSpec) -> None:
     if request.image and spec.beneath != "image":
         raise UsageError(
             "--image: at this site no image lies beneath an environment",
-            hint="for a container of your own build the packages into it: windlass image plan",
+            hint="for your own container, build the packages into it: windlass image plan",
         )
 
 
@@ -162,7 +165,7 @@ def _place(path: str) -> EnvStep:
     ask = ("export ACCOUNT=YOUR_PROJECT   # or: windlass env plan --account NAME",) if "ACCOUNT" in _names(path) else ()
     return EnvStep(
         name="the place",
-        because="made anew, so that nothing old is in it",
+        because="a new folder, so that it contains no old files",
         commands=(*_EXISTS, 'mkdir -p "$(dirname "$ENV")"'),
         shown=(*ask, f"ENV={shell_path(path)}"),
     )
@@ -210,7 +213,7 @@ def _image(request: EnvRequest, site: Site) -> list[EnvStep]:
     inside = _inside(site, runtime)
     step = EnvStep(
         name="the image beneath",
-        because="the environment must be made by the image's own Python: it works with that image and no other",
+        because="the image's own Python must create the environment; it works only with that image",
         commands=(line, f'inside() {{ {inside} "$@"; }}'),
         source=_source(site),
     )
@@ -294,7 +297,7 @@ def _extras(extras: tuple[Extra, ...], site: Site, wheel: Wheel | None, index: s
     if not extras:
         return []
     keep = EnvStep(
-        name="keep torch as it is",
+        name="keep the torch version",
         because="a package that wants another torch must fail, not replace the one that fits the driver",
         commands=(f'py -m pip list --format=freeze | grep -iE {_KEPT} >"$ENV/constraints.txt" || true',),
     )
@@ -349,7 +352,7 @@ def _try(wheel: Wheel | None, extras: tuple[Extra, ...], spec: PythonSpec) -> En
     say = "; print(torch.__version__)" if "torch" in names else ""
     return EnvStep(
         name="import what was installed",
-        because="what fails here fails on a thousand ranks",
+        because="an import that fails here would fail on every rank",
         commands=(f"py -c {quote(code + say)}",),
     )
 

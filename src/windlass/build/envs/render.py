@@ -74,7 +74,7 @@ def script_text(plan: EnvPlan) -> str:
     lines += ["# shellcheck disable=SC2016"] if "'" in where and "$" in where else []
     lines += [f"ENV=${{ENV:-{where}}}", "# Packages in ~/.local would hide those that are installed here."]
     lines += ["export PYTHONNOUSERSITE=1 PIP_DISABLE_PIP_VERSION_CHECK=1"]
-    lines += ["# `python -m` imports from the current folder: no file of a project is to be in its way."]
+    lines += ["# `python -m` imports from the current folder: use an empty one, so that no project file is imported."]
     lines += ["case $ENV in /*) ;; *) ENV=$PWD/$ENV ;; esac"]
     lines += ['[ ! -f "${IMAGE:-}" ] || IMAGE=$(readlink -f "$IMAGE")'] if plan.beneath == "image" else []
     lines += ["cd /", ""]

@@ -95,11 +95,11 @@ def use_steps(path: str, site: Site, build: str = "") -> tuple[EnvStep, ...]:
             commands=(f"windlass run{modules} --activate {where} train.py",),
         ),
         EnvStep(
-            name="by hand", because="the same lines in a batch script", commands=(*by_hand, *spec.before, activate)
+            name="by hand", because="the same lines for a batch script", commands=(*by_hand, *spec.before, activate)
         ),
         EnvStep(
             name="on many nodes",
-            because="one node reads the environment, the others get it from each other",
+            because="one node reads the environment and the nodes pass it to each other",
             commands=(f"windlass run{modules} --activate {where} --cache {where} train.py",),
         ),
         EnvStep(
@@ -118,7 +118,7 @@ def _use_with_image(where: str) -> tuple[EnvStep, ...]:
     return (
         EnvStep(
             name="in a job",
-            because="the venv's Python is the image's: it starts only inside of it",
+            because="the venv's Python is the image's: it starts only inside the image",
             commands=(f'windlass run --container "$IMAGE" --python {where}/bin/python train.py',),
         ),
         EnvStep(

@@ -116,7 +116,7 @@ def choose_wheel(
     own_version, own_build = parse_torch(site) if site else ("", "")
     spec, because = _build(build or own_build, vendor, machine, driver, runtime)
     if build:
-        because = "you asked for it"
+        because = "requested by you"
     elif own_build:
         because = "the site's document names it"
     version = version or (own_version if spec.name == own_build else "") or spec.default

@@ -52,7 +52,7 @@ def host_variant_files(recipe: Recipe, folder: str) -> dict[str, Path]:
     if lacking:
         name, by = next(iter(lacking.items()))
         raise UsageError(
-            f"--host-libs {folder}: {by or 'a library'} needs {name}, which is not there"
+            f"--host-libs {folder}: {by or 'a library'} needs {name}, which is missing"
             + (f" (nor {', '.join(list(lacking)[1:])})" if len(lacking) > 1 else ""),
             hint="copy it from the node as well, or add the package that has it to the spec (packages = [...])",
         )
@@ -151,7 +151,7 @@ def build_image(
         raise UsageError("--host-libs with apptainer", hint="build with podman, buildah or docker, and add --sif")
     if sif and name != "apptainer" and which("apptainer", environ) is None and which("singularity", environ) is None:
         raise MachineError(
-            "--sif: no apptainer and no singularity on this machine", hint="leave --sif out, convert later"
+            "--sif: no apptainer and no singularity on this machine", hint="leave --sif out, convert the image later"
         )
     with temporary_folder("windlass-build-") as folder:
         context = Path(folder) / "context"

@@ -14,7 +14,7 @@ from windlass.node.libs.variables import judge_compat
 
 _BRINGS_PLUGIN = re.compile(r"aws_ofi_nccl|nccl-plugin|--nccl\b|rccl-net-plugin")
 """Site mechanisms that also add the collective library's plugin."""
-_TCP = "NCCL would fall back to TCP, ten times slower, without a word"
+_TCP = "NCCL would use TCP without a message, ten times slower"
 
 
 class ImageCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,14 +58,14 @@ def _libc(report: ImageReport) -> Finding:
             "glibc",
             "error",
             "musl and no glibc: neither drivers nor network libraries of a host work in it",
-            "take an image of Debian, Ubuntu, SUSE or Red Hat",
+            "use an image of Debian, Ubuntu, SUSE or Red Hat",
         )
     if not report.glibc:
         return Finding(
             "glibc",
             "warning",
-            "no C library was found: is this a whole image?",
-            "look at the image as the runtime sees it",
+            "no C library was found: the image may be incomplete",
+            "check the image in the form that the runtime uses",
         )
     return Finding("glibc", "ok", report.glibc)
 
@@ -121,8 +121,8 @@ def _strategy(lack: str, provider: str, injection: Injection | None) -> Finding:
     return Finding(
         "strategy",
         "note",
-        f"host-inject: {lack}; `windlass run --container` brings the host's, which each node looks for",
-        f"`windlass image inject` on a node shows what goes in; an image with {provider}: windlass image build",
+        f"host-inject: {lack}; `windlass run --container` brings the host's, which each node finds",
+        f"`windlass image inject` on a node shows what is added;  an image with {provider}: windlass image build",
     )
 
 
@@ -151,7 +151,7 @@ def _plugin(report: ImageReport, provider: str, injection: Injection | None) -> 
             Finding(
                 "plugin",
                 "warning",
-                f"the image sets NCCL_NET_PLUGIN={forced}: NCCL takes that one and no other",
+                f"the image sets NCCL_NET_PLUGIN={forced}: NCCL uses only that one",
                 "--env ~NCCL_NET_PLUGIN, unless it is the one for this network",
             )
         )
@@ -197,7 +197,7 @@ def _compat(report: ImageReport, driver: str) -> list[Finding]:
         )
         return [Finding("cuda", "ok", f"{text}, needed: {found.because}{where}")]
     if found.verdict == "harmful" and in_path:
-        remedy = "take them out of LD_LIBRARY_PATH in the image; `windlass run` does where it brings in libraries"
+        remedy = "remove them from LD_LIBRARY_PATH in the image; `windlass run` does where it brings in libraries"
         return [Finding("cuda", "warning", f"{text} in LD_LIBRARY_PATH: {found.because}", remedy)]
     if found.verdict:
         return [Finding("cuda", "ok", f"{text}, not needed: {found.because}")]

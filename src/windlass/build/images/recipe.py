@@ -83,7 +83,7 @@ def _extras(spec: ImageSpec, extras: tuple[str, ...] | None) -> tuple[str, ...]:
             raise unknown_name("step", name, EXTRAS, where="--with")
     for name in ("ofi", "nccl-tests"):
         if name in asked and not spec.gpu:
-            raise UsageError(f"--with {name}: {spec.name} has no GPU library", hint="take pytorch-ngc or pytorch-rocm")
+            raise UsageError(f"--with {name}: {spec.name} has no GPU library", hint="use pytorch-ngc or pytorch-rocm")
     for name in ("horovod", "nccl-tests"):
         if name in asked and "mpi" not in asked:
             raise UsageError(f"--with {name} needs mpi", hint=f"--with mpi,{','.join(asked)}")
@@ -112,7 +112,11 @@ def _build(spec: ImageSpec, extras: tuple[str, ...], source: _Sources) -> tuple[
     fabric = bool({"mpi", "ofi"} & set(extras))
     if not fabric:
         return ()
-    found = [make.packages_step("tools", make.build_packages(spec, extras), "compilers and headers; they stay behind")]
+    found = [
+        make.packages_step(
+            "tools", make.build_packages(spec, extras), "compilers and headers, which are not copied to the image"
+        )
+    ]
     if spec.fabric:
         found.append(make.cxi_step(source("cassini-headers"), source("cxi-driver"), source("libcxi")))
     found.append(make.libfabric_step(source("libfabric"), spec))
@@ -179,7 +183,7 @@ def _labels(spec: ImageSpec, extras: tuple[str, ...], contents: tuple[Downloaded
 def _remarks(spec: ImageSpec, versions: Versions, sources: _Sources) -> tuple[str, ...]:
     found = []
     if "@sha256:" not in spec.base and not spec.base.startswith(("localhost/", "/", "oci-archive:", "docker-archive:")):
-        found.append(f"{spec.base} is a tag, which may move: give base = NAME@sha256:… in a spec of yours to pin it")
+        found.append(f"{spec.base} is a tag, which may move: pin it in your own spec with base = NAME@sha256:…")
     used = {name: f"{name} {source.version}" for name, source in sources.used.items()}
     chosen = {
         "libcxi": used.get("libcxi", "").partition(" ")[2],
@@ -193,7 +197,7 @@ def _remarks(spec: ImageSpec, versions: Versions, sources: _Sources) -> tuple[st
             for text in (*(f"{k} {chosen[k]}" for k in ("libcxi", "libfabric")), chosen["plugin"], chosen["mpi"])
             if text
         )
-        found.append(f"nobody is known to run {together} on {spec.base} together: check it with `windlass image check`")
+        found.append(f"no known use of {together} together on {spec.base}: check the image with `windlass image check`")
     return tuple(found)
 
 

@@ -84,18 +84,18 @@ def edf_text(recipe: Recipe, image: str) -> str:
     lines = [*header(recipe, "environment definition")]
     lines += comment_lines(f"Import the built image first: enroot import -o {image} podman://NAME")
     lines += ["", f"image = {json.dumps(image)}", "writable = false", ""]
-    lines += ["# The engine does not run the entry point unless it is told to; windlass run needs none."]
+    lines += ["# The engine runs the entry point only if this is true. windlass run needs no entry point."]
     lines += ["entrypoint = false", ""]
     if any(step.name == "libcxi" for step in recipe.build):
         lines += [
             "[annotations]",
-            "# The image brings its own libcxi and libfabric: the engine's hook would replace them.",
+            "# The image contains its own libcxi and libfabric. The engine's hook would replace them.",
         ]
         lines += ['com.hooks.cxi.enabled = "false"']
     elif recipe.gpu:
         lines += [
             "[annotations]",
-            "# The image brings no fabric: the engine binds the host's.",
+            "# The image contains no fabric libraries. The engine binds those of the host.",
             'com.hooks.cxi.enabled = "true"',
         ]
     return "\n".join(lines) + "\n"

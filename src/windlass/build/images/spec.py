@@ -121,7 +121,7 @@ def load_spec(name: str) -> ImageSpec:
         hint = f"did you mean {close}? " if close else ""
         raise UsageError(
             f"there is no image specification {name!r}",
-            hint=f"{hint}known: {', '.join(spec_names())}; or a file of yours, NAME.toml",
+            hint=f"{hint}known: {', '.join(spec_names())}; or your own file, NAME.toml",
         )
     return parse_spec(_text(path), str(path))
 
@@ -153,7 +153,7 @@ def _refuse_strange(spec: ImageSpec, file: str, line: Callable[..., int]) -> Non
             raise ConfigError(f"{file}, line {line(key)}: {key}: {value!r} cannot be", hint="no blanks, quotes or $")
     if not spec.prefix.startswith("/"):
         raise ConfigError(
-            f"{file}, line {line('prefix')}: prefix: {spec.prefix} is not a full path", hint="begin it with /"
+            f"{file}, line {line('prefix')}: prefix: {spec.prefix} is not an absolute path", hint="begin it with /"
         )
     unknown = [name for name in spec.versions if name not in load_versions().components]
     if unknown:

@@ -210,7 +210,7 @@ def mpi_steps(pmix: DownloadedSource, openmpi: DownloadedSource, spec: ImageSpec
     )
     last = BuildStep(
         name="openmpi",
-        because="MPI over libfabric; without UCX, which would be taken first and does not know the fabric",
+        because="MPI over libfabric, without UCX, which MPI would prefer and which does not support the fabric",
         commands=(
             *checkout(openmpi),
             *((_STUBS,) if spec.gpu == "nvidia" else ()),
@@ -233,7 +233,7 @@ def ofi_step(source: DownloadedSource, spec: ImageSpec) -> BuildStep:
         gpu = ' --with-cuda="$GPU_HOME" ${cudart:+"$cudart"}'
     return BuildStep(
         name=source.name,
-        because="the collective library's plugin for libfabric; without it NCCL and RCCL use TCP and say nothing",
+        because="the collective library's plugin for libfabric; without it, NCCL and RCCL use TCP without a message",
         commands=(
             *checkout(source),
             *((_CUDART,) if spec.gpu == "nvidia" else ()),
@@ -263,7 +263,7 @@ def collective_tests_step(source: DownloadedSource, spec: ImageSpec) -> BuildSte
 def deepspeed_step(source: DownloadedSource) -> BuildStep:
     return BuildStep(
         name="deepspeed",
-        because="of this version alone; torch stays the image's own",
+        because="only this version; torch stays that of the image",
         commands=(f"python3 -m pip install --no-cache-dir --no-build-isolation deepspeed=={source.version}",),
     )
 

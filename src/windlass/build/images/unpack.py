@@ -135,7 +135,7 @@ def _unsquash(path: Path, target: Path, offset: int, environ: Mapping[str, str])
     program = which("unsquashfs", environ)
     if program is None:
         raise MachineError(
-            f"{path}: unsquashfs is needed to look into it, and is not in PATH",
+            f"{path}: unsquashfs is needed to read it, and is not in PATH",
             hint="install squashfs-tools, or look at an unpacked folder",
         )
     _refuse_truncated(path, offset)
@@ -305,5 +305,5 @@ def inspect_image(image: str, environ: Mapping[str, str]) -> tuple[ImageReport, 
             return read_image(root, image, opened.kind, opened.environment, opened.names)
     except CostlyRootError as error:
         raise UsageError(
-            f"{image}: not read to its end: {error}", hint="is this image from a source you trust?"
+            f"{image}: reading stopped:  {error}", hint="check that the image is from a trusted source"
         ) from error

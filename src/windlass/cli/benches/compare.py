@@ -12,7 +12,7 @@ from windlass.cli.show import Result
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="the record to compare with")
     parser.add_argument("b", metavar="B", help="the record to judge")
-    parser.add_argument("--fail-if-slower", action="store_true", help="exit with 1 where a case of B is slower")
+    parser.add_argument("--fail-if-slower", action="store_true", help="exit with code 1 if a case of B is slower")
 
 
 def main(args: argparse.Namespace) -> Result:

@@ -29,7 +29,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every case: where and how the ranks run, and where the record is written."""
     add_request_options(parser, (*OWN_RANKS, "--run-dir"))
     parser.add_argument("--allow-login", action="store_true", help="run although this looks like a login node")
-    parser.add_argument("--device", choices=("cuda", "xpu", "cpu"), help="default: an accelerator where there is one")
+    parser.add_argument("--device", choices=("cuda", "xpu", "cpu"), help="default: an accelerator if there is one")
     parser.add_argument("--output", metavar="FILE", help="write the record to this file too")
     parser.add_argument("--json", action="store_true", help="print the record instead of the table")
 
@@ -62,7 +62,7 @@ def finish(bench: Bench, record: BenchRecord, args: argparse.Namespace) -> Resul
         if args.output:
             write_record(Path(args.output), record)
     elif not bench.interrupted:
-        detail = "; ".join(bench.failed) or "the ranks sent nothing"
+        detail = "; ".join(bench.failed) or "the ranks sent no result"
         hint = f"see `windlass logs {bench.folder}`"
         raise RankError(f"nothing was measured: {detail}", hint=hint, code=bench.exit_code or 1)
     references = load_references(read_settings(current_environ()).config_dir)

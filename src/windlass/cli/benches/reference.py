@@ -16,7 +16,7 @@ from windlass.model.finding import finding_lines, worst_severity
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("case", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("record", nargs="?", metavar="RECORD", help="a measurement to judge")
-    parser.add_argument("--device-name", metavar="NAME", help="figures of this device, as in GH200")
+    parser.add_argument("--device-name", metavar="NAME", help="figures of this device, e.g. GH200")
 
 
 def main(args: argparse.Namespace) -> Result:
@@ -27,5 +27,5 @@ def main(args: argparse.Namespace) -> Result:
     record = read_record(args.record, Known(device=args.device_name))
     with showing(args.record):
         verdicts = judge(record, references)
-    lines = [record.title, *(finding_lines(verdicts) or ["no published figure is of this kind"])]
+    lines = [record.title, *(finding_lines(verdicts) or ["no published figure matches"])]
     return Result(text="\n".join(lines), data=verdicts, exit_code=1 if worst_severity(verdicts) == "error" else 0)

@@ -26,10 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RECORD",
         help="record.json, its folder or run; output of nccl-tests, - for standard input",
     )
-    parser.add_argument("--html", metavar="FILE", help="write a page that needs nothing else")
-    parser.add_argument("--output", metavar="FILE", help="write the record, also of output of other programs, to FILE")
-    said = parser.add_argument_group("facts that the output of other programs lacks")
-    said.add_argument("--op", help="the collective, as in all_gather")
+    parser.add_argument("--html", metavar="FILE", help="write one self-contained HTML page")
+    parser.add_argument("--output", metavar="FILE", help="write the record to FILE, also for output of other programs")
+    said = parser.add_argument_group("facts that are missing in the output of other programs")
+    said.add_argument("--op", help="the collective, e.g. all_gather")
     said.add_argument("--ranks", type=int)
     said.add_argument("--nodes", type=int)
     said.add_argument("--device-name", metavar="NAME", help="as in GH200")
@@ -46,7 +46,9 @@ def main(args: argparse.Namespace) -> Result:
     records = [read_record(path, known) for path in args.records]
     if args.output:
         if len(records) != 1:
-            raise UsageError(f"--output takes one record, not {len(records)}", hint="give one record, or no --output")
+            raise UsageError(
+                f"--output takes one record, not {len(records)}", hint="give one record, or leave --output out"
+            )
         write_record(Path(args.output), records[0])
     texts = []
     for path, record in zip(args.records, records, strict=True):

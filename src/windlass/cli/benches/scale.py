@@ -17,8 +17,8 @@ __doc__ = scale.__doc__
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} CASE --nodes 1,2,4 [options of CASE]"
     parser.add_argument("case", metavar="CASE", help=", ".join(SCALED))
-    parser.add_argument("--nodes", metavar="LIST", help="numbers of nodes, as in 1,2,4,8")
-    parser.add_argument("--ranks", metavar="LIST", help="numbers of ranks in one node instead, as in 1,2,4")
+    parser.add_argument("--nodes", metavar="LIST", help="numbers of nodes, e.g. 1,2,4,8")
+    parser.add_argument("--ranks", metavar="LIST", help="numbers of ranks on one node instead, e.g. 1,2,4")
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str], given: argparse.Namespace) -> argparse.Namespace:

@@ -71,7 +71,7 @@ def _release() -> str:
 def site_text(settings: Settings, environ: Mapping[str, str]) -> str:
     """The detected site, and the evidence for it."""
     said = [f"named by you: {settings.site}"] if settings.site else []
-    said += [f"site file of yours: {settings.site_file}"] if settings.site_file else []
+    said += [f"your site file: {settings.site_file}"] if settings.site_file else []
     found = detect_site(folders=settings.folders, environ=environ)
     return "\n".join((*said, f"detected: {found.name} ({found.because})", *found.lines()))
 

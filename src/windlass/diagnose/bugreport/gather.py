@@ -93,7 +93,7 @@ def write_report(
     if isinstance(scrub, Exception):
         place = folder.path if folder else "the run"
         raise MachineError(
-            f"nothing is written: the secrets that {place} keeps, to be left out, cannot be read ({scrub})",
+            f"nothing was written: the secrets in {place}, which must be left out, cannot be read ({scrub})",
             hint="name another run",
         ) from scrub
     parts = gather(environ, settings, folder, plan, without=without, tell=tell)
@@ -159,7 +159,7 @@ def gather(
         else:
             parts.left[name] = str(said)
     if folder is None:
-        parts.left["run"] = f"there is none in {settings.runs_dir}"
+        parts.left["run"] = f"no run was found in {settings.runs_dir}"
     else:
         _add_run(parts, folder, plan, "logs" not in without)
     if "doctor" not in without:
@@ -218,7 +218,5 @@ def summary_text(files: Mapping[str, str], left: Mapping[str, str]) -> str:
     lines = [*first, *detected, *(f"run {line}" for line in state), "", "inside:"]
     lines += [f"  {name:<{width}}  {size_text(len(text)):>9}" for name, text in files.items()]
     lines += ["", "left out:", *(f"  {name:<{width}}  {why}" for name, why in left.items())]
-    lines.append(
-        "  values of your own variables, tokens, keys and passwords as far as windlass knows their names and forms"
-    )
+    lines.append("  values of your own variables; tokens, keys and passwords whose names and forms windlass recognises")
     return "\n".join(lines) + "\n"

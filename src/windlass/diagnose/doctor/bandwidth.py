@@ -30,11 +30,11 @@ def check_all_reduce(
     ended = f"has not ended after {silent_s:.0f} s" if silent_s else None if said else "a rank died in it"
     broken = next((report["all_reduce_error"] for report in said if "all_reduce_error" in report), ended)
     if broken is not None:
-        remedy = "see the library's own log: windlass doctor --run-dir DIR, then windlass explain-log DIR/ranks/comm/*"
+        remedy = "read the library's log: windlass doctor --run-dir DIR, then windlass explain-log DIR/ranks/comm/*"
         return [Finding("all-reduce", "error", str(broken), remedy)]
     wrong = [rank for rank, report in reports.items() if report.get("all_reduce_right") is False]
     if wrong:
-        seen = f"wrong sums on ranks {', '.join(map(str, wrong[:8]))}: data is corrupted on the way"
+        seen = f"wrong sums on ranks {', '.join(map(str, wrong[:8]))}: data is corrupted in transfer"
         return [Finding("all-reduce", "error", seen, "`windlass doctor --full` finds the node")]
     backend = str(said[0].get("backend"))
     got = min(float(report.get("busbw_gbs", 0.0)) for report in said)
@@ -66,10 +66,12 @@ def judge_bandwidth(got: float, expected: tuple[float, str] | None, backend: str
     share = got / expected[0]
     text = f"{seen}, {share:.0%} of {expected[1]}"
     if share < FLOOR:
-        remedy = "TCP or a single NIC: see `transport` below; is the network plugin loaded, GPUDirect on?"
+        remedy = (
+            "TCP or a single NIC: see `transport` below; check that the network plugin is loaded and GPUDirect is on"
+        )
         return Finding("all-reduce", "error", text, remedy, facts={"busbw_gbs": got})
     if share < LOW:
-        remedy = "fewer NICs than there are, no GPUDirect, or a slow node: `windlass doctor --full` finds that"
+        remedy = "not all NICs in use, no GPUDirect, or a slow node: `windlass doctor --full` finds which"
         return Finding("all-reduce", "warning", text, remedy, facts={"busbw_gbs": got})
     return Finding("all-reduce", "ok", text, facts={"busbw_gbs": got})
 
@@ -78,7 +80,7 @@ def judge_transport(way: Transport, nodes: int, network: str) -> Finding:
     """Judge the transport between nodes, from the library's log."""
     name, text = "transport", transport_text(way)
     if way.forced_missing:
-        seen = f"NCCL_NET forces {way.forced_missing}, which is not there"
+        seen = f"NCCL_NET forces {way.forced_missing}, which is missing"
         remedy = "its library is not in LD_LIBRARY_PATH of the ranks: load the module, bind it into the container"
         return Finding(name, "error", seen, remedy)
     if nodes == 1:
@@ -92,7 +94,7 @@ def judge_transport(way: Transport, nodes: int, network: str) -> Finding:
         remedy = "load the plugin's module or bind it into the container; NCCL_NET makes its absence an error"
         return Finding(name, "error", f"TCP sockets on {network}: {why}", remedy)
     if way.direct is False and not way.is_tcp:
-        remedy = "NCCL_NET_GDR_LEVEL=PHB lets the NIC read device memory; is the driver's module loaded on the node?"
+        remedy = "NCCL_NET_GDR_LEVEL=PHB lets the NIC read device memory; check the driver's module on the node"
         return Finding(name, "warning", text, remedy)
     return Finding(name, "ok", text)
 
@@ -109,11 +111,11 @@ def check_slowness(plan: Plan, hosts: tuple[str, ...], reports: Mapping[int, Map
     steps = search.get("rounds", [])
     findings = []
     for node in search.get("nodes", {}):
-        seen = f"all-reduces with it take {search['factor']} times as long, whoever its partner is"
+        seen = f"all-reduces with it take {search['factor']} times as long, with every partner"
         findings.append(_bad("slow-node", hosts[int(node)], seen))
     for left, right in search.get("links", []):
         seen = f"{hosts[left]} and {hosts[right]} are {search['factor']} times slower together, not with others"
-        remedy = "the link between them is slow: leave one of them out, and tell the site's support"
+        remedy = "the link between them is slow: leave one of them out, and report it to the site's support"
         findings.append(Finding("slow-link", "warning", seen, remedy))
     for rank, factor in search.get("devices", {}).items():
         node, local = divmod(int(rank), plan.ranks_per_node)
@@ -121,11 +123,11 @@ def check_slowness(plan: Plan, hosts: tuple[str, ...], reports: Mapping[int, Map
         findings.append(_bad("slow-device", hosts[node], seen))
     if not findings:
         how = f"{len(steps)} rounds" if plan.nodes >= _COMPARE else "products of matrices only: four nodes make pairs"
-        alike = "no node, link or device stands out" if plan.world_size > 1 else "there is nothing to compare it with"
+        alike = "no slow node, link or device found" if plan.world_size > 1 else "there is nothing to compare it with"
         findings.append(Finding("slow-node", "ok", f"{alike} ({how})"))
     return findings
 
 
 def _bad(name: str, host: str, seen: str) -> Finding:
-    remedy = "leave it out; `windlass nodes list` remembers it, and the next jobs avoid it"
+    remedy = "leave it out; `windlass nodes list` contains it, and the next jobs avoid it"
     return Finding(name, "error", seen, remedy, subject=host)

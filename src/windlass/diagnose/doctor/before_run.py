@@ -55,7 +55,7 @@ def bad_nodes_of(run: Run) -> Mapping[str, str]:
     if failed:
         raise MachineError(
             f"the check before the run failed: {failed[0].kind}: {failed[0].evidence}",
-            hint=failed[0].advice or "`windlass doctor` tells more",
+            hint=failed[0].advice or "`windlass doctor` shows details",
         )
     shutil.rmtree(folder.path, ignore_errors=True)
     return bad

@@ -91,7 +91,7 @@ def _plan(request: Request, context: PlanningContext) -> Plan:
 def findings_of(patient: Patient, level: Level, tell: Tell) -> list[Finding]:
     """Run all checks of this level, the cheap ones first."""
     findings = check_plan(patient.job_plan, patient.request, patient.context.site, patient.environ)
-    tell(f"asking {len(patient.hosts)} nodes" if len(patient.hosts) > 1 else "looking at this node")
+    tell(f"asking {len(patient.hosts)} nodes" if len(patient.hosts) > 1 else "checking this node")
     if patient.login:
         findings.append(Finding("ranks", "skipped", "not inside a job: none was started"))
     meeting, trouble = (None, []) if patient.login else rendezvous(patient)

@@ -329,16 +329,18 @@ class LogReader:
             )
         late = self._did_not_time_out()
         if late:
-            return f"a collective timed out on the others, not on {late}: those did not come to it; see where they were"
+            return f"a collective timed out on the others, not on {late}: those did not reach it; check where they were"
         if self.judged:
             return self.judged
         if self._exited and all(one.kind == _ENDED for one in found if one.severity == "note"):
             return f"{self._exited}, and no line here says why: a rank left with a code, without printing an error"
         if any(one.severity == "note" for one in found):
-            return "ranks lost each other, and no line here says why: the log of the one that ended first is missing"
+            return (
+                "ranks lost each other, and no line here gives the reason: the log of the first failed rank is missing"
+            )
         if worst == "warning":
-            return "nothing failed, but something costs time"
-        return "nothing here says that anything is wrong"
+            return "nothing failed, but a problem costs time"
+        return "no problem found in this output"
 
     def _did_not_time_out(self) -> str:
         """Return the ranks that are in the logs and did not time out, if most others did."""
@@ -377,7 +379,7 @@ def _open_log(file: Path, folder: Path | None) -> BinaryIO:
     try:
         return open_plain(file, within=folder, follow=folder is None)
     except UnreadableError as error:
-        raise UsageError(str(error), hint="save the output into a file and give that") from error
+        raise UsageError(str(error), hint="save the output to a file and give that file") from error
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}", hint="give files or a run folder") from error
 

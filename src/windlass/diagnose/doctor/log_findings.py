@@ -115,17 +115,17 @@ def of_transport(way: Transport) -> list[Finding]:
 
     astray = [item for item in (*way.interfaces, way.bootstrap) if item and leads_nowhere(item)]
     if way.is_tcp and astray:
-        meaning = f"NCCL talks through {astray[0]}, which does not reach other nodes: it hangs on more than one"
+        meaning = f"NCCL uses {astray[0]}, which does not reach other nodes: it hangs on more than one node"
         return [one("slow", "wrong interface", meaning, "set NCCL_SOCKET_IFNAME to the fabric's interface")]
     if way.is_tcp:
         why = "no network plugin was found" if way.plugin_missing else "no faster network was found"
-        remedy = "on Slingshot or EFA load the plugin; with InfiniBand look for libibverbs. Between nodes only"
+        remedy = "on Slingshot or EFA load the plugin; on InfiniBand check for libibverbs. Applies only between nodes"
         return [one("slow", "TCP between nodes", f"NCCL uses sockets: {why}; ten times slower or more", remedy)]
     if way.plugin_missing and way.network == "IB":
-        return [one("harmless", "no plugin with InfiniBand", "NCCL speaks InfiniBand itself and needs none")]
+        return [one("harmless", "no plugin with InfiniBand", "NCCL supports InfiniBand itself and needs no plugin")]
     if way.direct is False:
-        remedy = "NCCL_NET_GDR_LEVEL=PHB; is nvidia-peermem or dma-buf there?"
-        return [one("slow", "no GPUDirect", "bytes go through host memory between device and NIC", remedy)]
+        remedy = "set NCCL_NET_GDR_LEVEL=PHB; check for nvidia-peermem or dma-buf"
+        return [one("slow", "no GPUDirect", "data passes through host memory between device and NIC", remedy)]
     return []
 
 

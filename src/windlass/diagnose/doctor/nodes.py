@@ -105,7 +105,7 @@ def odd_hardware(nodes: Mapping[str, list[Finding]]) -> dict[str, Finding]:
     for values in said.values():
         usual = sizes[len(sizes) // 2]
         values["memory"] = binary_size(usual if abs(values["memory"] - usual) < _SAME * usual else values["memory"])
-    remedy = "leave the node out, or ask for nodes of one type (--constraint): the slowest node sets the pace"
+    remedy = "leave the node out, or request nodes of one type (--constraint): the slowest node determines the speed"
     return {
         host: Finding("hardware", "warning", "; ".join(odd.values()), remedy) for host, odd in odd_values(said).items()
     }
@@ -115,7 +115,7 @@ def _silent(host: str) -> Finding:
     return Finding(
         "answer",
         "error",
-        "the node does not answer, or nothing can be started on it",
-        "use another node; `sinfo -R` or `pbsnodes` may say why",
+        "the node does not respond, or no program can start on it",
+        "use another node; `sinfo -R` or `pbsnodes` may show the reason",
         subject=host,
     )

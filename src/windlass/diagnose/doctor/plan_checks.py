@@ -62,22 +62,22 @@ def check_settings(variables: Mapping[str, str], nodes: int) -> Finding:
         severity = "error"
     for name, right in _MISSPELT.items():
         if name in variables:
-            wrong.append((f"{name} is read by nobody", f"the name is {right}"))
+            wrong.append((f"{name} is not read by any library", f"use {right}"))
     net = variables.get("NCCL_NET")
     if net and net not in {"Socket", "IB"} and nodes == 1:
-        text = f"NCCL_NET={net} is forced on one node: ranks of one node would talk through the network, or not start"
-        wrong.append((text, "unset NCCL_NET where the job has one node"))
+        text = f"NCCL_NET={net} is forced on one node: ranks of one node would use the network, or fail to start"
+        wrong.append((text, "unset NCCL_NET for jobs on one node"))
         severity = "error"
     on = [name for name in _DEBUGGING if variables.get(name, "0") not in {"0", ""}]
     if on:
-        wrong.append((f"{', '.join(on)} switched on: the fast way between devices or nodes is off", "unset it"))
+        wrong.append((f"{', '.join(on)} set: this disables the fast path between devices or nodes", "unset it"))
     visible = [n for n in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if n in variables]
     if len(visible) > 1 and len({variables[name] for name in visible}) > 1:
-        wrong.append((f"{', '.join(visible)} disagree: each narrows what the other left", "set one of them"))
+        wrong.append((f"{', '.join(visible)} conflict: each restricts the devices further", "set one of them"))
     if variables.get("NCCL_DEBUG") in {"INFO", "TRACE"} and nodes > 64 and "NCCL_DEBUG_FILE" not in variables:
         wrong.append((f"NCCL_DEBUG={variables['NCCL_DEBUG']} on every rank", "use --comm-log, for one rank"))
     if not wrong:
-        return Finding("settings", "ok", "none that is known to be bad")
+        return Finding("settings", "ok", "no variable with a known problem")
     return Finding("settings", severity, "; ".join(seen for seen, _ in wrong), "; ".join(remedy for _, remedy in wrong))
 
 
@@ -107,11 +107,11 @@ def check_proxies(variables: Mapping[str, str], offline: bool) -> Finding:
     proxies = sorted({name.lower() for name in _PROXIES if variables.get(name)})
     excluded = variables.get("no_proxy") or variables.get("NO_PROXY") or ""
     if proxies and not excluded:
-        seen = f"{', '.join(proxies)} set without no_proxy: calls between nodes may go to the proxy"
+        seen = f"{', '.join(proxies)} set without no_proxy: calls between nodes may use the proxy"
         return Finding("proxies", "warning", seen, "set no_proxy=localhost,127.0.0.1,.local")
     said = [name for name in _OFFLINE if variables.get(name, "0") not in {"0", "", "online"}]
     if offline and not proxies and not said:
-        seen = "the nodes of this site have no way out, and no library is told so"
+        seen = "the nodes of this site have no internet access, and no offline variable is set"
         remedy = "download before the job; HF_HUB_OFFLINE=1 makes a missing file an error at once, not after minutes"
         return Finding("proxies", "warning", seen, remedy)
     if offline:
@@ -140,9 +140,9 @@ def check_shadowed(request: Request) -> Finding:
     folder = Path(scripts[0]).parent
     found = sorted(path for path in (*folder.glob("*.py"), *folder.glob("*/__init__.py")) if _module(path) in _STDLIB)
     if not found:
-        return Finding(name, "ok", "no file beside the script has the name of a module of Python")
-    seen = f"{listed([str(path) for path in found])} is imported in the place of Python's own module"
-    return Finding(name, "warning", seen, "rename it: libraries that import the module get this file")
+        return Finding(name, "ok", "no file next to the script has the name of a Python module")
+    seen = f"{listed([str(path) for path in found])} is imported instead of Python's own module"
+    return Finding(name, "warning", seen, "rename it: libraries that import the module would get this file")
 
 
 def _module(path: Path) -> str:
@@ -161,7 +161,7 @@ def check_workers(request: Request, plan: Plan) -> Finding:
         seen = f"{counted(least, 'core')} for each rank"
         if least >= _MIN_CORES:
             return Finding(name, "ok", f"{seen}: room for {counted(least - 1, 'worker')}")
-        remedy = "a rank with one core cannot load data beside its step: fewer ranks per node, or whole nodes"
+        remedy = "a rank with one core cannot load data during its step: use fewer ranks per node, or whole nodes"
         return Finding(name, "warning", seen, remedy)
     if workers + 1 > least:
         seen = f"{counted(workers, 'worker')} and the rank itself on {counted(least, 'core')}"

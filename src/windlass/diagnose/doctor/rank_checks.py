@@ -110,7 +110,9 @@ def _affinity_of(
             narrow = True
     host = host_of(ranks[0])
     if wrong:
-        remedy = "the launcher binds otherwise than planned: allocate whole nodes (--exclusive), unset SLURM_CPU_BIND"
+        remedy = (
+            "the launcher binds differently from the plan: allocate whole nodes (--exclusive), unset SLURM_CPU_BIND"
+        )
         severity: Severity = "error" if narrow else "warning"
         return Finding("affinity", severity, listed(wrong, 3, "; "), remedy, subject=host)
     seen = "every rank is on the CPUs of the plan" if planned else "ranks are not bound"
@@ -124,11 +126,11 @@ def check_python(plan: Plan, report: Mapping[str, Any], environ: Mapping[str, st
     seen = f"Python {python.get('version')} at {executable}"
     planned = plan.command[0] if plan.command else ""
     if plan.container is None and planned.startswith("/") and not same_python(planned, executable, prefix):
-        remedy = "a wrapper, a module or PATH on the node puts another one first: name it with --python"
+        remedy = "a wrapper, a module or PATH on the node puts another one first: give it with --python"
         return Finding("python", "error", f"{seen}, where the plan has {planned}", remedy)
     active = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX") or ""
     if plan.container is None and active and os.path.realpath(active) != os.path.realpath(prefix):
-        remedy = "name it: --python, or --activate"
+        remedy = "give it with --python or --activate"
         return Finding("python", "warning", f"{seen}, but {active} is active here", remedy)
     return Finding("python", "ok", seen)
 
@@ -165,7 +167,7 @@ def check_torch(plan: Plan, report: Mapping[str, Any], silent_s: float = 0.0, *,
     """
     torch = report.get("torch") or {}
     if "import_error" in report:
-        remedy = "install it anew for this machine, in a fresh environment"
+        remedy = "install it again for this machine, in a new environment"
         if report.get("hiding"):
             remedy = f"unset {report['hiding']} or take the folder out of it: without it torch can be imported"
         return Finding("torch", "error", f"cannot be imported: {report['import_error']}", remedy)
@@ -173,12 +175,12 @@ def check_torch(plan: Plan, report: Mapping[str, Any], silent_s: float = 0.0, *,
         remedy = (
             "leave the node out"
             if elsewhere
-            else "a cold file system can be this slow: say it again; `windlass run --cache ENVIRONMENT` reads it once"
+            else "a cold file system can be this slow: run it again; `windlass run --cache ENVIRONMENT` reads it once"
         )
         late: Severity = "error" if elsewhere else "warning"
         return Finding("torch", late, f"`import torch` has not ended after {silent_s:.0f} s", remedy)
     if not torch:
-        remedy = "install it there, or name another interpreter with --python, --activate or --module"
+        remedy = "install it there, or give another interpreter with --python, --activate or --module"
         severity: Severity = "error" if plan.topology.devices else "warning"
         return Finding("torch", severity, "this Python has no torch", remedy)
     built = next((f"{name} {torch[name]}" for name in ("cuda", "hip", "xpu") if torch.get(name)), "CPU")
@@ -186,7 +188,7 @@ def check_torch(plan: Plan, report: Mapping[str, Any], silent_s: float = 0.0, *,
     vendor = plan.topology.devices[0].vendor if plan.topology.devices else None
     wanted = {"nvidia": "cuda", "amd": "hip", "intel": "xpu"}.get(vendor or "")
     if wanted and not torch.get(wanted) and plan.request.gpus_per_node != 0:
-        remedy = f"install a torch that is built for {wanted}: this one cannot use the devices"
+        remedy = f"install a torch built for {wanted}: this one cannot use the devices"
         return Finding("torch", "error", f"{seen}, on nodes with devices of {vendor}", remedy)
     driver = str(report.get("driver") or "")
     lowest = _DRIVER_FOR_CUDA.get(_major(str(torch.get("cuda", ""))), 0)
@@ -217,7 +219,9 @@ def check_place(report: Mapping[str, Any], nodes: int, level: str) -> Finding:
     if kind == "shared" and (slow or nodes > 1):
         remedy = f"read it once for all nodes: windlass run --cache {worst.get('path')} …; or push it: windlass stage"
     elif slow:
-        remedy = "the disk of this node is slow or busy: put the environment into memory (windlass stage), or cache it"
+        remedy = (
+            "the disk of this node is slow or busy: stage the environment into memory (windlass stage), or cache it"
+        )
     return Finding("environment", "warning" if remedy else "ok", seen, remedy, facts={"import_s": seconds})
 
 
@@ -249,8 +253,8 @@ def check_plugin(plan: Plan, context: PlanningContext, report: Mapping[str, Any]
         remedy = "a library that it needs is missing there (libfabric, libcxi, the device runtime): load its module"
         return Finding(name, "error", f"{found[0]} does not load: {network['error']}", remedy)
     if len(found) > 1:
-        seen = f"{found[0]} is used, but there is a second one: {', '.join(found[1:])}"
-        remedy = "leave one in LD_LIBRARY_PATH: two plugins of different versions crash or hang"
+        seen = f"{found[0]} is used, but another one is installed: {', '.join(found[1:])}"
+        remedy = "keep only one in LD_LIBRARY_PATH: two plugins of different versions crash or hang"
         return Finding(name, "warning", seen, remedy)
     return Finding(name, "ok", f"{found[0]} loads")
 
@@ -273,7 +277,7 @@ def check_threads(report: Mapping[str, Any]) -> Finding:
     """Compare OMP_NUM_THREADS of the ranks with the CPUs that they got."""
     text, cpus = str(report.get("omp_threads", "")), len(report.get("cpus", ()))
     if text.isdecimal() and len(text) < 9 and 0 < cpus < int(text):
-        seen = f"OMP_NUM_THREADS={text}, but a rank has {cpus} CPUs: its threads take turns"
+        seen = f"OMP_NUM_THREADS={text}, but a rank has {cpus} CPUs: its threads share cores"
         return Finding("threads", "warning", seen, f"unset it, or set OMP_NUM_THREADS={cpus}")
     return Finding("threads", "ok", f"OMP_NUM_THREADS is {text or 'not set'}")
 
@@ -295,7 +299,7 @@ def _same_everywhere(first: Reports, host_of: HostOf) -> list[Finding]:
         python, torch = report.get("python", {}), report.get("torch") or {}
         versions[rank] = {"Python": python.get("version"), "torch": torch.get("version", "")}
         variables[rank] = {name: report.get("variables", {}).get(name, "") for name in sorted(names)}
-    remedy = "use one environment that all nodes see, or stage it anew"
+    remedy = "use one environment that all nodes can read, or stage it again"
     findings = [
         Finding("same-environment", "error", "; ".join(odd.values()), remedy, subject=host_of(rank))
         for rank, odd in odd_values(versions).items()

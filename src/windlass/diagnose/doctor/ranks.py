@@ -90,7 +90,7 @@ class _Patience:
         if now - self._progress_at < self._seconds:
             return None
         self.silent_s = now - self._progress_at
-        return "no rank reports any more"
+        return "no rank reports"
 
 
 def rank_plan(patient: Patient, folder: RunFolder, level: Level) -> tuple[Plan, Secrets]:
@@ -182,7 +182,7 @@ def _came_up(
     seen = f"{len(reports)} of {plan.world_size} answered"
     silent = [rank for rank in range(plan.world_size) if rank not in reports]
     if silent_s:
-        seen += f" within {silent_s:.0f} s, none of this node"
+        seen += f" within {silent_s:.0f} s, none on this node"
     elif failure is not None and failure.rank is not None:
         last = next((line for line in reversed(failure.last_lines) if line.strip()), failure.said)
         seen, silent = f"{seen}; rank {failure.rank} failed first: {last.strip()}", [failure.rank]
@@ -191,6 +191,6 @@ def _came_up(
     advice = "see the output with `windlass doctor --run-dir DIR`, then `windlass explain-log DIR/ranks`"
     if len(silent) == plan.world_size or plan.nodes == 1:
         return [Finding("ranks", "error", seen[:600], advice)]
-    advice = f"leave the node out, or mount there the file system of the environment; {advice}"
+    advice = f"leave the node out, or mount the file system of the environment there; {advice}"
     nodes = dict.fromkeys(hosts[rank // plan.ranks_per_node] for rank in silent)
     return [Finding("ranks", "error", seen[:600], advice, subject=host) for host in nodes]

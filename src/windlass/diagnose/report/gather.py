@@ -188,7 +188,7 @@ def _records(folder: RunFolder, notes: list[str]) -> list[RunRecord]:
     try:
         return [record for _, record in records(folder)]
     except WindlassError as error:
-        notes.append(f"how it ended is not known: {error.message}")
+        notes.append(f"its result is unknown: {error.message}")
         return []
 
 

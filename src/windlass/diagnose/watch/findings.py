@@ -35,10 +35,10 @@ def _all_well(job: Job) -> Finding:
     if job.ended:
         return Finding(severity="ok", kind="ended", evidence=f"the run has ended{steps}")
     if steps:
-        return Finding(severity="ok", kind="steady", evidence=f"nothing stands out{steps}")
+        return Finding(severity="ok", kind="steady", evidence=f"no performance problem found{steps}")
     if not any(node.at for node in job.nodes):
-        return Finding(severity="note", kind="starting", evidence="no sample has come yet: the agents are starting")
-    return Finding(severity="note", kind="starting", evidence="no step has been seen yet: the ranks are starting")
+        return Finding(severity="note", kind="starting", evidence="no sample has arrived yet: the agents are starting")
+    return Finding(severity="note", kind="starting", evidence="no step was recorded yet: the ranks are starting")
 
 
 def _stalled(job: Job) -> list[Finding]:
@@ -95,7 +95,7 @@ def _lost(job: Job) -> list[Finding]:
             kind="lost",
             subject=hosts_text(hosts),
             evidence=f"sent no sample for more than {limit:.0f} s",
-            advice="is the node gone, or its agent? `windlass exec --node HOST -- uptime` asks it",
+            advice="check the node with `windlass exec --node HOST -- uptime`",
             facts={"hosts": hosts},
         )
     ]
@@ -110,7 +110,7 @@ def _unseen(job: Job) -> list[Finding]:
             severity="note",
             kind="unseen",
             subject=ranks_text([rank.rank for rank in unseen]),
-            evidence="steps are not seen: no Python there, or one with -I, -E or -S",
+            evidence="steps are not recorded: no Python on the node, or Python runs with -I, -E or -S",
             advice="call windlass.step() in the training loop",
             facts={"ranks": [rank.rank for rank in unseen]},
         )
@@ -127,7 +127,7 @@ def _cpus(job: Job) -> list[Finding]:
             kind="cpu",
             subject=hosts_text(full),
             evidence="all CPUs are busy",
-            advice="fewer threads or loader workers per rank, if steps are slower than they should be",
+            advice="use fewer threads or loader workers per rank if steps are slow",
             facts={"hosts": full},
         )
     ]

@@ -160,7 +160,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         on = [device.node for device in self.devices] + [rank.node for rank in self.ranks]
         if on and max(on) >= len(self.nodes):
-            raise ValueError("a device or a rank is on a node that is not there")
+            raise ValueError("a device or a rank is on an unknown node")
 
 
 class HistoryHead(msgspec.Struct, frozen=True, kw_only=True):

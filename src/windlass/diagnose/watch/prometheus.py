@@ -49,10 +49,10 @@ def exposition_text(job: Job, findings: Iterable[Finding]) -> str:
         (
             "findings",
             "gauge",
-            "Things that stand out",
+            "Performance problems found",
             (({"kind": f.kind, "severity": f.severity}, 1.0) for f in findings),
         ),
-        ("sample_timestamp_seconds", "gauge", "When this was sampled", [({}, job.at)]),
+        ("sample_timestamp_seconds", "gauge", "Time of this sample", [({}, job.at)]),
     ]
     return "".join(_family(name, kind, help_text, samples, job.name) for name, kind, help_text, samples in families)
 

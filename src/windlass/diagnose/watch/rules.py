@@ -37,9 +37,9 @@ def more_ranks_than_cores(job: Job) -> Finding | None:
     return Finding(
         kind="oversubscribed",
         severity="warning",
-        evidence=f"{ranks_per_node(job)} ranks share {counted(job.cores, 'core')} of a node, so they take turns; "
-        "speeds of single ranks mean nothing",
-        advice="fewer ranks per node (-r), or nodes with more cores",
+        evidence=f"{ranks_per_node(job)} ranks share {counted(job.cores, 'core')} of a node and wait for each other; "
+        "the speed of a single rank has no meaning",
+        advice="use fewer ranks per node (-r), or nodes with more cores",
     )
 
 
@@ -53,7 +53,7 @@ def memory_pressure(job: Job) -> Finding | None:
         severity="error",
         subject=hosts_text(full),
         evidence=f"more than {thresholds.MEMORY_SHARE:.0%} of the memory limit is in use",
-        advice="the kernel kills a rank at 100%: fewer DataLoader workers, a smaller prefetch, or more memory",
+        advice="the kernel kills a rank at 100%: use fewer DataLoader workers, a smaller prefetch, or more memory",
         facts={"hosts": full},
     )
 
@@ -69,8 +69,8 @@ def memory_growth(job: Job) -> Finding | None:
         kind="memory-growth",
         severity="warning",
         subject=hosts_text([node.host for _, node in growing]),
-        evidence=f"host memory grows all the time, by {binary_size(rate * 60)} a minute{soon}",
-        advice="something keeps what it should drop (losses with their graph, growing lists, a leaking worker); the "
+        evidence=f"host memory grows constantly, by {binary_size(rate * 60)} a minute{soon}",
+        advice="find objects that are never released (losses with their graph, growing lists, a leaking worker); the "
         "kernel kills a rank when the limit is reached",
         facts={"hosts": [node.host for _, node in growing]},
     )
@@ -86,8 +86,8 @@ def shared_file(job: Job) -> Finding | None:
         severity="error",
         subject=ranks_text(ranks),
         evidence=f"save to the same file at the same step: {path}{more}",
-        advice="save on rank 0 alone (`if rank == 0`), or give every rank a file of its own; `windlass.Snapshot` does "
-        "either",
+        advice="save only on rank 0 (`if rank == 0`), or give every rank a separate file; `windlass.Snapshot` supports "
+        "both",
         facts={"ranks": list(ranks)},
     )
 
@@ -123,7 +123,8 @@ def cpu_binding(job: Job) -> Finding | None:
         evidence=f"ranks keep all of their {counted(cpus, 'core')} busy: "
         f"{listed([str(rank.rank) for rank in busy], _SHOWN)} of {counted(len(job.ranks), 'rank')}; "
         f"bound by: {job.about.bound_by}",
-        advice="fewer ranks per node, or --cpu-bind with more cores for each: threads and DataLoader workers need some",
+        advice="use fewer ranks per node, or --cpu-bind with more cores for each: threads and DataLoader workers "
+        "need cores",
         facts={"ranks": [rank.rank for rank in busy]},
     )
 
@@ -137,8 +138,8 @@ def device_memory(job: Job) -> Finding | None:
         kind="device-memory",
         severity="warning",
         subject=ranks_text([rank.rank for rank in retried]),
-        evidence=f"device memory is full: torch had to free its cache and ask again (up to {counted(most, 'time')})",
-        advice="a smaller batch, activation checkpointing, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        evidence=f"device memory is full: torch had to free its cache and retry (up to {counted(most, 'time')})",
+        advice="use a smaller batch, activation checkpointing, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         facts={"ranks": [rank.rank for rank in retried]},
     )
 
@@ -169,14 +170,14 @@ def _devices(
 idle_devices = _devices(
     "idle-devices",
     lambda device: device.worked is not None and device.worked < thresholds.IDLE_BUSY,
-    f"did nothing while ranks took steps (busy less than {thresholds.IDLE_BUSY:.0%} of the time)",
-    "does the script use LOCAL_RANK for its device? `windlass logs --where` shows what each rank got",
+    f"was idle while ranks took steps (busy less than {thresholds.IDLE_BUSY:.0%} of the time)",
+    "check that the script uses LOCAL_RANK for its device; `windlass logs --where` shows the device of each rank",
 )
 throttled_devices = _devices(
     "throttled-devices",
     lambda device: (device.throttled_share or 0.0) >= thresholds.THROTTLED_SHARE,
     "lowered the clock for heat or power",
-    "`windlass doctor` on that node; tell the site; `run --spares` can do without the node",
+    "run `windlass doctor` on that node and report it to the site; `run --spares` replaces the node",
 )
 
 
@@ -210,8 +211,8 @@ def check(job: Job) -> Checked:
 def _no_steps(job: Job) -> str:
     most = max((rank.steps for rank in job.ranks), default=0)
     if not most:
-        return "no step was seen"
-    return "" if most >= ENOUGH_STEPS else f"fewer than {ENOUGH_STEPS} steps were seen"
+        return "no step was recorded"
+    return "" if most >= ENOUGH_STEPS else f"fewer than {ENOUGH_STEPS} steps were recorded"
 
 
 def _no_comparison(job: Job) -> str:
@@ -257,7 +258,7 @@ def _no_clocks(job: Job) -> str:
 
 
 def _no_cores(job: Job) -> str:
-    return "" if job.cores else "the cores of a node are not known"
+    return "" if job.cores else "the cores of a node are unknown"
 
 
 def _no_binding(job: Job) -> str:
@@ -265,7 +266,7 @@ def _no_binding(job: Job) -> str:
 
 
 def _no_start(job: Job) -> str:
-    return "" if pace(job).startup_s is not None else "no first step was seen"
+    return "" if pace(job).startup_s is not None else "no first step was recorded"
 
 
 def _no_memory(job: Job) -> str:

@@ -38,8 +38,10 @@ def not_a_number(job: Job) -> Finding | None:
         severity="error",
         subject=ranks_text([rank.rank for rank in broken]),
         evidence=f"parameters are not numbers (NaN), seen at step {min(rank.nan_step or 0 for rank in broken):,}",
-        advice="stop it: every further step is wasted. Go back to a snapshot from before; a lower learning rate, "
-        "gradient clipping, bfloat16 instead of float16, `torch.autograd.set_detect_anomaly(True)` to find the place",
+        advice="stop the run: every further step is wasted. Resume from an earlier snapshot, with a lower learning "
+        "rate, "
+        "gradient clipping or bfloat16 instead of float16; `torch.autograd.set_detect_anomaly(True)` finds the "
+        "operation",
         facts={"ranks": [rank.rank for rank in broken]},
     )
 
@@ -54,8 +56,8 @@ def input_bound(job: Job) -> Finding | None:
         kind="input-bound",
         severity=severity,
         evidence=f"ranks wait for data {usual:.0%} of the time (median of {counted(len(known), 'rank')})",
-        advice="more DataLoader workers, as far as the cores of a rank go; data in the memory of the nodes "
-        "(`windlass stage`), or read once for all of them (`--cache DIR --cache-set placement=partition`, and "
+        advice="use more DataLoader workers, up to the cores of a rank; stage the data into node memory "
+        "(`windlass stage`), or read it once for all nodes (`--cache DIR --cache-set placement=partition`, and "
         "`{view}DIR` as the script's folder)",
         facts={"ranks": [rank for rank, share in known.items() if _input_severity(share)]},
     )
@@ -71,7 +73,7 @@ def input_straggler(job: Job) -> Finding | None:
         severity="error",
         subject=ranks_text(alone),
         evidence=f"waits {max(known[rank] for rank in alone):.0%} of a step for data, and all others with it",
-        advice=f"its node's file system or CPUs: windlass exec --rank {alone[0]} -- top -b -n 1",
+        advice=f"check the file system and CPUs of its node: windlass exec --rank {alone[0]} -- top -b -n 1",
         facts={"ranks": alone},
     )
 
@@ -94,7 +96,8 @@ def gil_held(job: Job) -> Finding | None:
         kind="gil-held",
         severity="warning",
         subject=ranks_text(sorted(held)),
-        evidence="another thread of the process holds Python's lock: the training thread gets it back only after "
+        evidence="another thread of the process holds Python's global lock (GIL): the training thread gets it back "
+        "only after "
         f"{most / 1000:.0f} ms",
         advice="move the work of that thread into a process (multiprocessing, DataLoader workers) or into code that "
         f"releases the lock; `windlass exec --rank {min(held)} -- sh -c 'py-spy dump --pid $WINDLASS_RANK_PID'` shows "
@@ -122,9 +125,9 @@ def straggler(job: Job) -> Finding | None:
         kind="slow-node" if node else "straggler",
         severity="error",
         subject=subject,
-        evidence=f"slower than the others by itself, and they wait for it ({_slow_text(job, slow)})",
-        advice="`windlass doctor --full` on these nodes; clocks, temperature and neighbours; `run --spares` does "
-        "without",
+        evidence=f"slower than the other ranks, which wait for it ({_slow_text(job, slow)})",
+        advice="run `windlass doctor --full` on these nodes; check clocks, temperature and other jobs; "
+        "`run --spares` replaces them",
         facts={"ranks": [rank.rank for rank in slow], "hosts": sorted(hosts)},
     )
 
@@ -137,8 +140,8 @@ def profiled(job: Job) -> Finding | None:
         kind="profiled",
         severity="note",
         subject=ranks_text([rank.rank for rank in slow]),
-        evidence=f"it was profiled and is slower for it, and the others wait for it ({_slow_text(job, slow)})",
-        advice="read its profile; judge the speed of the job by a run without --profile",
+        evidence=f"the profiler slows it down, and the others wait for it ({_slow_text(job, slow)})",
+        advice="read its profile; measure the speed of the job in a run without --profile",
     )
 
 
@@ -146,7 +149,7 @@ def _slow_text(job: Job, slow: Sequence[RankRow]) -> str:
     most, usual = max(own_ms(rank) for rank in slow), median(own_ms(rank) for rank in stepping(job))
     often = max(rank.slow_share or 0.0 for rank in slow)
     times = f"in {often * job.compared:.0f} of {counted(job.compared, 'sample')}"
-    return f"{ms_text(most)} of its own in a step, the median rank {ms_text(usual)}; {times}"
+    return f"{ms_text(most)} own time in a step, the median rank {ms_text(usual)}; {times}"
 
 
 def noise(job: Job) -> Finding | None:
@@ -158,8 +161,8 @@ def noise(job: Job) -> Finding | None:
         severity="warning",
         evidence=f"the slow rank changes, so no single node is the cause ({counted(others, 'rank')} in "
         f"{counted(job.uneven, 'sample')})",
-        advice="uneven data (bucket samples by length), Python's garbage collector (collect every N steps instead), "
-        "a file system that others use",
+        advice="possible causes: uneven data (bucket samples by length), Python's garbage collector (collect every N "
+        "steps instead), a busy file system",
     )
 
 
@@ -172,10 +175,11 @@ def network_bound(job: Job) -> Finding | None:
     return Finding(
         kind="network-bound",
         severity=severity,
-        evidence=f"communication that nothing hides takes {share:.0%} of a step on every rank (measured by "
+        evidence=f"communication that does not overlap with computation takes {share:.0%} of a step on every rank "
+        "(measured by "
         "DistributedDataParallel)",
-        advice="`windlass bench collectives` tells whether the network is as it should be, `run --comm-log` whether "
-        "the fabric's plugin is in use; a larger batch per rank, larger DDP buckets, `windlass tune`",
+        advice="check the network with `windlass bench collectives`, and the fabric's plugin with `run --comm-log`; "
+        "then try a larger batch per rank, larger DDP buckets, or `windlass tune`",
     )
 
 
@@ -219,7 +223,7 @@ pauses = _between_steps(
     5,
     thresholds.PAUSE_WARN,
     "pauses between steps",
-    "saves, evaluation or logging hold the ranks up: do it less often, or in the background (`windlass.Snapshot`)",
+    "saves, evaluation or logging delay the ranks: do them less often, or in the background (`windlass.Snapshot`)",
 )
 
 
@@ -232,5 +236,5 @@ def slow_start(job: Job) -> Finding | None:
         kind="slow-start",
         severity="warning",
         evidence=f"{startup:.0f} s of {whole:.0f} s passed before the first step",
-        advice="`--cache ENVIRONMENT` reads it once for all nodes; `windlass doctor` says what an import costs",
+        advice="`--cache ENVIRONMENT` reads it once for all nodes; `windlass doctor` measures the time of an import",
     )

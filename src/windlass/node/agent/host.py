@@ -136,7 +136,7 @@ def _run_kept(node: NodeContext, manifest: dict[str, Any], started: float) -> in
     if not kept.was_up:
         host.end_services()
         raise AgentError("killed by signal %d before it was up" % kept.killed_by)
-    say(node=node.number, agent="was killed by signal %d; its keeper goes on in its place" % kept.killed_by)
+    say(node=node.number, agent="was killed by signal %d; its keeper continues" % kept.killed_by)
     return host.go_on(asked=kept.asked_to_stop)
 
 
@@ -283,7 +283,7 @@ def node_number(names: list[str], hosts: list[str], environ: Any) -> int:
             number = int(environ[name])
             break
     else:
-        raise AgentError("none of %s is set: who started this?" % ", ".join(names))
+        raise AgentError("none of %s is set, so the launcher did not start this process" % ", ".join(names))
     if not number < len(hosts):
         raise AgentError("node %d, but the plan has %d" % (number, len(hosts)))
     told = environ.get("SLURMD_NODENAME", "")

@@ -132,7 +132,7 @@ class Arrivals:
     def wrong_bytes(self, node: int) -> None:
         self.counts.corrupt += 1
         self.health.sent_wrong_bytes(node)
-        self.warn_once("corrupt-%d" % node, "node %d sent wrong bytes; it is left out from now on" % node)
+        self.warn_once("corrupt-%d" % node, "node %d sent wrong bytes; windlass no longer uses it" % node)
 
     def node_failed(self, node: int, reason: str) -> None:
         if reason in ("closed", "idle"):

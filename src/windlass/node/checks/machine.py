@@ -121,13 +121,13 @@ def _memory(seen: Sequence[DeviceReading], expected: Expected, others: Sequence[
     ]
     if small:
         text = ", ".join("device %d has %s" % (d.place, binary_size(d.memory_total_bytes or 0)) for d in small)
-        return fail("device-memory", "%s instead of %s" % (text, binary_size(wanted)), "is this the right node type?")
+        return fail("device-memory", "%s instead of %s" % (text, binary_size(wanted)), "check the node type")
     busy = [d for d in seen if (d.memory_bytes or 0) > max(BUSY_BYTES, BUSY_SHARE * (d.memory_total_bytes or 0))]
     if busy or (others and alone):
         text = listed([*("device %d: %s" % (d.place, binary_size(d.memory_bytes or 0)) for d in busy), *others])
-        remedy = "end them if they are yours; else leave the node out, or ask for whole nodes (--exclusive)"
+        remedy = "end them if they are yours, otherwise leave the node out, or ask for whole nodes (--exclusive)"
         if not others:
-            remedy = "see who holds it (the vendor's smi, `ps`); a process of an earlier job may be left on the node"
+            remedy = "find the process that uses it (the vendor's smi, `ps`); it may be left from an earlier job"
         return warn("device-memory", "in use before the run: %s" % text, remedy)
     sizes = sorted({binary_size(d.memory_total_bytes) for d in seen if d.memory_total_bytes})
     return ok("device-memory", "%s each, free" % " or ".join(sizes) if sizes else "free")
@@ -140,7 +140,7 @@ def _errors(seen: Sequence[DeviceReading], troubles: Sequence[str]) -> Finding:
     if bad:
         return fail("device-errors", "; ".join(bad), "use another node, and tell the site's support")
     told = any(d.uncorrected is not None for d in seen)
-    return ok("device-errors", "none" if told else "none told (the tool does not count them here)")
+    return ok("device-errors", "none" if told else "unknown (the tool does not count them here)")
 
 
 def _clocks(seen: Sequence[DeviceReading]) -> Finding:
@@ -149,7 +149,7 @@ def _clocks(seen: Sequence[DeviceReading]) -> Finding:
         return warn("device-clocks", "; ".join(bad), "the node is too hot or short of power: use another, tell support")
     if any(d.throttled is not None for d in seen):
         return ok("device-clocks", "no slowdown")
-    return not_applicable("device-clocks", "the tool does not tell")
+    return not_applicable("device-clocks", "the tool does not report it")
 
 
 def _by_files(vendor: str, expected: Expected) -> Finding:
@@ -212,7 +212,7 @@ def check_memory(job: str, proc: str = "/proc") -> Finding:
     """Compare the memory that ranks may use with the node's memory and the job's share of its CPUs."""
     total, left = _meminfo(proc, "MemTotal:"), memory_left(proc)
     if not total or not left:
-        return not_applicable("memory", "the node does not tell")
+        return not_applicable("memory", "the node does not report it")
     free = _meminfo(proc, "MemAvailable:")
     seen = "%s of %s can be used" % (binary_size(left), binary_size(total))
     if job and free < total * _LOW_SHARE:
@@ -233,7 +233,7 @@ def _meminfo(proc: str, name: str) -> int:
 def check_busy(job: str, proc: str = "/proc") -> Finding:
     """Find processes of other users and jobs that keep the CPUs of this job busy."""
     if not job:
-        return not_applicable("busy-node", "not inside a job: what runs here may be wanted")
+        return not_applicable("busy-node", "not inside a job: these processes may be intended")
     running: Counter[str] = Counter()
     for look in range(_LOOKS):
         time.sleep(_LOOK_EVERY_S if look else 0.0)
@@ -244,7 +244,7 @@ def check_busy(job: str, proc: str = "/proc") -> Finding:
     others = [text for text in texts if text]
     if others:
         seen = "other processes use the CPUs of this job: %s" % listed(others)
-        remedy = "end them if they are yours; else leave the node out, or ask for whole nodes (--exclusive)"
+        remedy = "end them if they are yours; otherwise leave the node out, or request whole nodes (--exclusive)"
         return warn("busy-node", seen, remedy)
     return ok("busy-node", "no process of others uses the CPUs")
 

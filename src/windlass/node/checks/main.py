@@ -58,7 +58,7 @@ def processes_of(uid: int, proc: str = "/proc") -> list[Process]:
 def check_leftovers(processes: Sequence[Process], job: str) -> Finding:
     """Find ranks of another job, or of no job, on a node that now belongs to `job`."""
     if not job:
-        return not_applicable("leftover-processes", "not inside a job: what runs here may be wanted")
+        return not_applicable("leftover-processes", "not inside a job: these processes may be intended")
     left: dict[int, str] = {}
     for pid, comm, environ in processes:
         theirs = next((environ[name] for name in JOB_VARIABLES if environ.get(name)), "")
@@ -118,7 +118,9 @@ def run_checks(checks: Sequence[tuple[str, Check]], seconds: float) -> list[Find
     for name, _ in checks:
         if name not in found:
             seen = "no answer within %g s" % seconds
-            found[name] = [fail(name, seen, "something hangs on this node: use another, and tell the site's support")]
+            found[name] = [
+                fail(name, seen, "a process hangs on this node: use another node, and report it to the site's support")
+            ]
     return [item for name, _ in checks for item in found[name]]
 
 

@@ -37,12 +37,12 @@ def hold(port: int, word: str, callers: int, seconds: float, clock: Clock = time
         if error.errno in {errno.EADDRINUSE, errno.EACCES}:
             seen = "port %d is taken on the first node (%s)" % (port, error.strerror)
             return [fail("port", seen, "leave --master-port out, or choose another; a leftover rank may hold it")]
-        return [warn("port", "cannot listen on port %d: %s" % (port, error.strerror), "is there a network here?")]
+        return [warn("port", "cannot listen on port %d: %s" % (port, error.strerror), "check the network of this node")]
     with contextlib.closing(server):
         came = _serve(server, word, callers, seconds, clock)
     found = [ok("port", "%d is free on the first node" % port)]
     if callers and came < callers:
-        found.append(ok("rendezvous", "the first node; %d of %d others came" % (came, callers)))
+        found.append(ok("rendezvous", "the first node; %d of %d other nodes connected" % (came, callers)))
     elif callers:
         found.append(ok("rendezvous", "every node reaches the first one"))
     return found
@@ -121,13 +121,15 @@ def call(address: str, port: int, word: str, seconds: float, clock: Clock = time
             time.sleep(_RETRY_S)
             continue
         if skew is None:
-            seen = "somebody else answers on port %d of %s" % (port, address)
+            seen = "another program answers on port %d of %s" % (port, address)
             return [fail("rendezvous", seen, "leave --master-port out, or choose another")]
         return [ok("rendezvous", "reaches the first node at its rendezvous address"), judge_skew(skew)]
     if where.startswith("127.") or where == "::1":
         seen = "%s is %s here: this node waits for itself" % (address, where)
-        return [fail("rendezvous", seen, "mend /etc/hosts, or use the fabric's name (`rendezvous.suffix` of the site)")]
-    remedy = "is there a firewall or another network in between? The fabric's name is `rendezvous.suffix` of the site"
+        return [
+            fail("rendezvous", seen, "correct /etc/hosts, or use the fabric's name (`rendezvous.suffix` of the site)")
+        ]
+    remedy = "check for a firewall or another network in between. The fabric's name is `rendezvous.suffix` of the site"
     return [fail("rendezvous", "%s port %d (%s) is not reached: %s" % (address, port, where, last), remedy)]
 
 
@@ -155,7 +157,7 @@ def judge_skew(skew_s: float) -> Finding:
     if abs(skew_s) < SKEW_WARN_S:
         return ok("clock", "within %g s of the first node" % SKEW_WARN_S, skew_s=round(skew_s, 4))
     seen = "%.1f s %s the first node" % (abs(skew_s), "ahead of" if skew_s > 0 else "behind")
-    remedy = "tell the site's support: time is not kept on this node (chrony, ntpd); munge and tokens fail at minutes"
+    remedy = "the clock is not synchronised (chrony, ntpd): report it; munge and tokens fail at minutes"
     return (fail if abs(skew_s) > SKEW_FAIL_S else warn)("clock", seen, remedy, skew_s=round(skew_s, 4))
 
 
@@ -193,7 +195,7 @@ def check_nics(expected: Sequence[str], found: dict[str, str]) -> Finding:
     """Check the interfaces that a node has according to the site."""
     if not expected:
         up = [name for name, state in found.items() if state == "up" and name != "lo"]
-        return ok("network-interfaces", "up: %s; no site file says which there should be" % (listed(up) or "none"))
+        return ok("network-interfaces", "up: %s; no site file lists the expected interfaces" % (listed(up) or "none"))
     missing = [name for name in expected if name not in found and not _is_rdma(name)]
     down = ["%s is %s" % (name, found[name]) for name in expected if name in found and found[name] != "up"]
     if missing or down:
@@ -219,9 +221,9 @@ def check_named(variables: Sequence[tuple[str, str]], found: dict[str, str], alo
         elif not up:
             bad.append("%s=%s: %s is not up" % (name, value, listed(chosen)))
         elif not alone and all(item == "lo" or item.startswith(("docker", "virbr", "veth", "podman")) for item in up):
-            poor.append("%s=%s: %s does not lead to other nodes" % (name, value, listed(up)))
+            poor.append("%s=%s: %s does not reach other nodes" % (name, value, listed(up)))
     if bad or poor:
-        remedy = "name an interface that is there (`ip -br link`), or leave the variable unset"
+        remedy = "give an existing interface (`ip -br link`), or leave the variable unset"
         return (fail if bad else warn)("interface-variables", "; ".join(bad + poor), remedy)
     return ok("interface-variables", ", ".join("%s=%s" % (name, value) for name, value in variables))
 

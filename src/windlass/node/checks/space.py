@@ -113,7 +113,7 @@ def check_home(environ: dict[str, str], uid: int, first: bool = True) -> Finding
     if os.statvfs(home).f_flag & os.ST_RDONLY:
         return fail("home", "%s is mounted read-only on this node" % home, "leave the node out, and tell the site")
     if first and os.stat(home).st_uid != uid and not os.access(home, os.W_OK):
-        return warn("home", "%s is not ours" % home, "set HOME to a folder of yours")
+        return warn("home", "%s belongs to another user" % home, "set HOME to a folder that you own")
     clear = "clear ~/.cache (pip, huggingface, torch), or point HF_HOME, TORCH_HOME and XDG_CACHE_HOME to scratch"
     error = _write_error(home) if first else ""
     if error:

@@ -111,7 +111,7 @@ def decide(host: Closure, image: ImageFacts) -> LibraryDecision:
     for library in host.libraries.values():
         if image.machine and library.elf.machine != image.machine:
             refused.append("%s is for %s, the image for %s" % (library.path, library.elf.machine, image.machine))
-            remedies.append("take an image for %s" % library.elf.machine)
+            remedies.append("use an image for %s" % library.elf.machine)
             continue
         where, because = _where(library, image, wants.get(library.name, ()))
         if where is None:
@@ -133,13 +133,13 @@ def decide(host: Closure, image: ImageFacts) -> LibraryDecision:
     return LibraryDecision(tuple(placed), tuple(refused), remedies[0] if remedies else "", missing=tuple(missing))
 
 
-_OTHER_IMAGE = "take an image with a newer base, or one that brings its own network libraries (`windlass image build`)"
+_OTHER_IMAGE = "use an image with a newer base, or one with its own network libraries (`windlass image build`)"
 
 
 def _glibc_remedy(glibc: str) -> str:
     return (
-        "take an image whose glibc is as new as the host's (it has %s), build the network libraries into it "
-        "(`windlass image build --with ofi`), or go on with the image's own: --host-libs none" % glibc
+        "use an image whose glibc is as new as the host's (%s), build the network libraries into it "
+        "(`windlass image build --with ofi`), or use the image's libraries: --host-libs none" % glibc
     )
 
 

@@ -109,7 +109,7 @@ class _ElfReader:
         size = struct.calcsize(self._order + form)
         found = self._read(offset, size) if offset + size <= self._size else b""
         if len(found) < size:
-            raise ElfError("it ends at %d bytes, before what it speaks of" % self._size)
+            raise ElfError("it ends at %d bytes, before the data that it refers to" % self._size)
         return struct.unpack(self._order + form, found)
 
     def _read_segments(self) -> List[_ElfSegment]:

@@ -303,10 +303,10 @@ def main(settings: Dict[str, Any]) -> int:
             parent = os.path.expandvars(spec["parent"])
             os.makedirs(parent, mode=0o700, exist_ok=True)
             if os.lstat(parent).st_uid != os.getuid() or os.path.islink(parent):
-                raise OSError(0, "%s belongs to somebody else" % parent)
+                raise OSError(0, "%s belongs to another user" % parent)
             place(decision, parent)
         except OSError as error:
             said["refused"] = ["cannot copy the host's libraries: %s" % (error.strerror or error)]
-            said["remedy"] = "is there space in %s?" % spec["parent"]
+            said["remedy"] = "check the free space in %s" % spec["parent"]
     node_writer(settings).send(libraries=said, done=True)
     return 0

@@ -160,7 +160,7 @@ def page(summary: dict[str, Any], rank: str) -> str:
     total = summary["total_ms"] or 1.0
     for row in summary["top"]:
         lines.append("%10.2f %7s %7d  %s" % (row["ms"], _percent(row["ms"] / total), row["calls"], row["name"][:90]))
-    lines += ["", "The trace beside this file opens in Perfetto (ui.perfetto.dev) or chrome://tracing.", ""]
+    lines += ["", "The trace in the same folder opens in Perfetto (ui.perfetto.dev) or chrome://tracing.", ""]
     return "\n".join(lines)
 
 

@@ -116,7 +116,7 @@ def _watch_optimizers(module: "Any") -> "Any":
     global _torch
     register = getattr(module, "register_optimizer_step_post_hook", None)
     if register is None:
-        _recorder.note("this torch does not tell of optimizer steps: call windlass.step() in the training loop")
+        _recorder.note("this torch does not report optimizer steps:  call windlass.step() in the training loop")
         return
     _torch = sys.modules["torch"]
     register(_after_step)

@@ -221,9 +221,9 @@ def _check_items(items: Sequence[Item]) -> None:
             except BadKeyError as error:
                 raise LayoutError("not a layout: %s" % error) from error
             if (item.source, item.path.rpartition(b"/")[0]) not in folders:
-                raise LayoutError("%r of the layout lies in no folder of it" % item.path[:80])
+                raise LayoutError("%r is in no folder of the layout" % item.path[:80])
         if (item.source, item.path) in seen:
-            raise LayoutError("%r stands in the layout twice" % item.path[:80])
+            raise LayoutError("%r is in the layout twice" % item.path[:80])
         seen.add((item.source, item.path))
         pin = item.pin
         total += max(0, pin.size)

@@ -50,7 +50,7 @@ class Workplace:
         self.fd = os.open(self._name, _FOLDER_FLAGS, dir_fd=self.target_fd)
         if os.fstat(self.fd).st_uid != os.geteuid():  # no sticky bit, or another user owns the target
             os.close(self.fd)
-            raise AgentError("another user puts folders in the place of ours in %s: choose another --to" % self._path)
+            raise AgentError("another user replaces windlass's folders in %s: choose another --to" % self._path)
         self._lock = os.open(_LOCK, _LOCK_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self.fd)
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -99,7 +99,7 @@ class PushReader:
             if kind == MessageKind.FAILED:
                 raise FailedError(text.decode("utf-8", "replace"))
             if kind == MessageKind.GONE:
-                raise ConnectionError("the other side has these blocks no more")
+                raise ConnectionError("the peer no longer has these blocks")
             if kind != MessageKind.WAIT:
                 return kind, length, index, digest
             self._tick()

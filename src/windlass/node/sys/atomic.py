@@ -90,11 +90,11 @@ def append_descriptor(path: str | os.PathLike[str], mode: int = 0o600, *, fresh:
             found = os.stat(name, dir_fd=parent, follow_symlinks=False)
             if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
                 raise
-            raise UntrustedError(path, "is not a plain file of ours: remove it") from None
+            raise UntrustedError(path, "is not a plain file that you own: remove it") from None
     found = os.fstat(opened)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink > 1:
         os.close(opened)
-        raise UntrustedError(path, "is not a plain file of ours: remove it")
+        raise UntrustedError(path, "is not a plain file that you own: remove it")
     return opened
 
 

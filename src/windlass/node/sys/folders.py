@@ -42,7 +42,7 @@ def private_folder(path: str | os.PathLike[str]) -> str:
         folder = os.open(path, _FOLDER)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise UntrustedError(path, "is a link or a file where a folder of ours must be: remove it") from None
+            raise UntrustedError(path, "is a link or a file, but must be a folder that you own: remove it") from None
         if error.errno == errno.EACCES and Path(path).lstat().st_uid != os.geteuid():
             raise _not_ours(path, Path(path).lstat()) from None
         raise
@@ -58,7 +58,7 @@ def private_folder(path: str | os.PathLike[str]) -> str:
 
 
 def _not_ours(path: str | os.PathLike[str], status: os.stat_result) -> UntrustedError:
-    return UntrustedError(path, f"belongs to uid {status.st_uid} and not to us: choose another place")
+    return UntrustedError(path, f"belongs to uid {status.st_uid}: choose another folder")
 
 
 def is_own(status: os.stat_result) -> bool:
@@ -85,7 +85,7 @@ def open_own(path: str | os.PathLike[str]) -> int:
     if stat.S_ISREG(status.st_mode) and is_own(status):
         return opened
     os.close(opened)
-    raise UntrustedError(path, "is not a plain file that only we can write")
+    raise UntrustedError(path, "is not a plain file that only you can write")
 
 
 def keep_to_ourselves(path: str | os.PathLike[str]) -> None:
@@ -233,7 +233,7 @@ def exposure(path: str | os.PathLike[str]) -> str | None:
         with contextlib.suppress(OSError):
             status = folder.stat()
             if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-                return f"everybody can rename what lies in {folder} (it has no sticky bit)"
+                return f"every user can rename files in {folder} (it has no sticky bit)"
             if status.st_uid not in (os.geteuid(), 0) and folder.parent.stat().st_mode & stat.S_IWOTH:
-                return f"uid {status.st_uid} can rename what lies in {folder} (it is theirs)"
+                return f"uid {status.st_uid} can rename files in {folder}, because they own it"
     return None

@@ -57,7 +57,7 @@ def plain_descriptor(
         if error.errno == errno.ENXIO:  # a socket, or a device without a driver
             raise UnreadableError(path, "is not a plain file") from None
         if error.errno == errno.ENOTDIR and within is not None:
-            raise UnreadableError(path, "lies in a folder that is a link or a file") from None
+            raise UnreadableError(path, "is in a folder that is a link or a file") from None
         raise
     mode = os.fstat(opened).st_mode
     if not (stat.S_ISREG(mode) or (given is not None and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)))):

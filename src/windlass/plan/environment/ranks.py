@@ -26,7 +26,7 @@ RANK_VARIABLES = tuple(
 )
 FOLDER_VARIABLES = {
     "WINDLASS_RUN_DIR": "the folder of this run, for scripts and for `windlass.init`",
-    "WINDLASS_CACHE_DIR": "the folder of this node for caches of compilers and libraries, which goes with the run",
+    "WINDLASS_CACHE_DIR": "node-local folder for caches of compilers and libraries, removed after the run",
 }
 """Other variables that the rank script exports."""
 
@@ -41,7 +41,7 @@ def thread_settings(binding: Binding, topology: Topology, wished: int | None) ->
     torchrun's default of 1 wastes cores, and the library default uses the cores of the whole node.
     """
     if wished is not None:
-        because, count = "you asked for it with --threads", wished
+        because, count = "requested with --threads", wished
     else:
         counts = [len({core.id for cpu in rank.cpus if (core := topology.core_of(cpu))}) for rank in binding.ranks]
         if not counts or min(counts) == 0:
@@ -97,7 +97,7 @@ def framework_settings(
         if devices:
             own = "{device}" if (binding.visible or all_devices) == all_devices else "{local_rank}"
             own = ",".join(map(str, range(devices))) if one_device else own
-            made.append(("JAX_LOCAL_DEVICE_IDS", own, "the devices of this rank among those that it sees"))
+            made.append(("JAX_LOCAL_DEVICE_IDS", own, "the numbers of this rank's devices among the visible ones"))
     if imports & {"tensorflow", "keras"} and "horovod" not in imports:
         value = '{"cluster": {"worker": [${w_workers}]}, "task": {"type": "worker", "index": {rank}}}'
         made.append(("TF_CONFIG", value, "MultiWorkerMirroredStrategy finds the other workers by it"))
@@ -120,7 +120,7 @@ def visibility_settings(
             Setting(
                 name=variable,
                 value="{device}",
-                because="each rank sees only its own device, which it finds as number 0",
+                because="each rank sees only its own device, as number 0",
                 expand=True,
                 keep_user=False,
             ),

@@ -88,7 +88,9 @@ def launch_script(plan: Plan, run_dir: str) -> str:
     words = launch_argv(plan, run_dir)
     lines = [
         "#!/bin/bash",
-        *comment(f"windlass {plan.windlass}: {plan.name} on {plan.site}. The reasons for each word are in plan.json."),
+        *comment(
+            f"windlass {plan.windlass}: {plan.name} on {plan.site}. plan.json contains the reason for each argument."
+        ),
         "",
         *prologue_lines(plan),
     ]
@@ -129,7 +131,7 @@ def batch_script(plan: Plan, run_dir: str, windlass_words: tuple[str, ...], sign
     argv = (*windlass_words, "run", "--plan", f"{run_dir}/plan.json")
     lines = [
         *_head_lines(plan, run_dir),
-        "# The job itself: windlass reads the plan, looks at the nodes it got, and starts the ranks.",
+        "# The job: windlass reads the plan, inspects the nodes of the job, and starts the ranks.",
         f"exec {quote_words((*argv, '--signed-by', signed_by) if signed_by else argv)}",
     ]
     return "\n".join(lines) + "\n"
@@ -145,9 +147,10 @@ def printed_script(plan: Plan, text: str, digest: str, folder: str, windlass_wor
     mark = _end_mark("END_OF_PLAN", text)
     lines = [
         *_head_lines(plan, None, _about_lines(plan, windlass_words)),
-        "# windlass reads the plan that follows, looks at the nodes of the job, and then does this:",
+        "# windlass reads the plan below, inspects the nodes of the job, and then does this:",
         *("# " + line for line in _outline(plan)),
-        "# An edited plan has another digest and is refused: make a new one with `windlass submit --dry-run`.",
+        "# windlass refuses an edited plan, because its digest differs. Make a new one with `windlass submit "
+        "--dry-run`.",
         f"exec {argv} --run-dir {folder} <<'{mark}'",
         text.rstrip("\n"),
         mark,
@@ -178,7 +181,7 @@ def _about_lines(plan: Plan, windlass_words: tuple[str, ...] = ()) -> list[str]:
     hidden = [setting.name for setting in plan.environment if setting.secret and setting.origin.scope == "flag"]
     if hidden or plan.secret_words:
         needs.append(f"secrets, which are not in this text ({', '.join(hidden) or 'in the command'})")
-    lines = comment(f"windlass {plan.windlass}: {plan.name} on {plan.site}. Submit this text as it is: {submit} FILE")
+    lines = comment(f"windlass {plan.windlass}: {plan.name} on {plan.site}. Submit this file unchanged:  {submit} FILE")
     lines += ["# The nodes must have:", *(line for need in needs for line in comment(f"- {need}"))]
     for remark in plan.remarks:
         lines += comment(f"{remark.severity}: {remark.line()}")
@@ -261,7 +264,10 @@ def _unwatched(plan: Plan) -> Plan:
     words = get_launcher(plan.launcher).unwatched
     if not words:
         return plan
-    own = Argument(words=words, because="when a rank fails the others end: no windlass is there to watch")
+    own = Argument(
+        words=words,
+        because="when a rank fails, the launcher ends the others, because no windlass process monitors the run",
+    )
     return msgspec.structs.replace(plan, launch=(*plan.launch, own))
 
 

@@ -72,11 +72,11 @@ def _head(plan: Plan) -> list[str]:
         "#!/bin/sh",
         *comment(
             f"windlass {plan.windlass} rank script: {plan.name} on {plan.site}, {counted(plan.nodes, 'node')} x "
-            f"{counted(plan.ranks_per_node, 'rank')}. Made from plan.json beside it, for every task."
+            f"{counted(plan.ranks_per_node, 'rank')}. Made from plan.json in the same folder, for every task."
         ),
         *part("fail", code=str(EXIT_BROKEN)),
-        *([f"trap '' {_carrier(plan)}  # a request that comes before there is a rank"] if _carrier(plan) else []),
-        *(["w_path=$PATH  # for commands of this script, whatever the plan sets for yours"] if plan.parent else []),
+        *([f"trap '' {_carrier(plan)}  # a request may arrive before the rank starts"] if _carrier(plan) else []),
+        *(["w_path=$PATH  # for commands of this script, whatever the plan sets for the ranks"] if plan.parent else []),
         "",
     ]
 
@@ -86,7 +86,7 @@ def _activation(plan: Plan) -> list[str]:
     folder = plan.activate_on_node
     if folder is None:
         return []
-    gone = f"--activate {folder} does not exist on this node: was it staged here?"
+    gone = f"--activate {folder} does not exist on this node. Push it with `windlass stage`"
     return part("activate", folder=quote(folder), gone=quote(gone), lines=rank_activation_lines(folder))
 
 
@@ -101,7 +101,7 @@ def _first_of(names: tuple[str, ...], otherwise: str) -> str:
 def _place(plan: Plan, job: JobFacts) -> list[str]:
     variables = get_launcher(plan.launcher).variables
     per_node = plan.ranks_per_node
-    hint = f"none of {', '.join(variables.rank)} is set: was this started by {plan.launcher}?"
+    hint = f"none of {', '.join(variables.rank)} is set, so {plan.launcher} did not start this task"
     seen = _first_of(variables.world_size, str(plan.world_size))
     return part(
         "place",
@@ -168,7 +168,7 @@ def _workers(plan: Plan) -> list[str]:
 
 
 def _rank_variables() -> list[str]:
-    lines = ["", "# What frameworks look for."]
+    lines = ["", "# Variables that frameworks read."]
     return [*lines, *(f"export {variable.name}={fillable(variable.value)}" for variable in RANK_VARIABLES)]
 
 
@@ -181,7 +181,7 @@ def _watch_variables(job: JobFacts) -> list[str]:
     """Variables of the run for `windlass.init` and `windlass.Snapshot`."""
     lines: list[str] = []
     if job.deadline_s is not None:
-        lines += ["", "# When the time is up.", f"export WINDLASS_DEADLINE={job.deadline_s:.0f}"]
+        lines += ["", "# End of the time limit.", f"export WINDLASS_DEADLINE={job.deadline_s:.0f}"]
     if job.attempt is None:
         return lines
     lines += part("attempt", run_id=quote(job.run_id), attempt=str(job.attempt), mark=place_mark(job))

@@ -84,7 +84,7 @@ def setting_lines(setting: Setting) -> list[str]:
     lines = comment(f"{setting.because} ({setting.origin.text()})")
     if setting.secret:
         if setting.origin.scope == "environment":
-            return [*lines, f"# {setting.name} comes with the environment; its value is not written down"]
+            return [*lines, f"# {setting.name} comes with the environment; its value is not stored"]
         return [*lines, f'export {setting.name}="$w_secret_env_{setting.name}"']
     if setting.module and setting.value is None:
         return [*lines, f"# {setting.name} is left to the module {quote(setting.module)}"]
@@ -124,7 +124,7 @@ SECRETS_FILE = "secrets.sh"
 def secrets_text(secrets: Secrets) -> str:
     """Shell text that sets one variable for each secret. It is read after the rank's own variables are set."""
     filled = secrets.filled_from
-    lines = ["# Values that plan.json hides. Keep this file to yourself; it is removed when the run ends."]
+    lines = ["# Values that plan.json hides. Do not share this file. windlass removes it when the run ends."]
     for at, word in sorted(secrets.words.items()):
         value = fillable(word) if filled is not None and at >= filled else quote(word)
         lines.append(f"w_secret_word_{at}={value}")

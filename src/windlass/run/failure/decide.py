@@ -17,7 +17,7 @@ from windlass.run.failure.root_cause import Cause
 Action = Literal["done", "restart", "resubmit", "stop"]
 IDLE_JOBS = 3
 """Jobs in a row that end without a newer snapshot, after which --until-done gives up."""
-_IN_SCRIPT = "this is in the script: another start would end the same way"
+_IN_SCRIPT = "the script causes it, so a restart would fail the same way"
 _STRIKES = 2
 """Number of failures on one node, without a failure on another node in between, that make it a bad node."""
 
@@ -102,10 +102,10 @@ def decide(cause: Cause, past: tuple[Past, ...], options: RestartOptions) -> Dec
             return _give_up(past, options, f"{bad} is lost and there is no spare node", bad, "add --spares 1")
         return Decision(action="restart", why=f"{bad} looks bad, but there is no spare node: trying again", bad=None)
     if bad is not None:
-        return Decision(action="restart", why=f"a spare node takes the place of {bad}", bad=bad, proof=cause.proof)
+        return Decision(action="restart", why=f"a spare node replaces {bad}", bad=bad, proof=cause.proof)
     return Decision(
         action="restart",
-        why="the failure looks transient" if cause.kind != "resume" else "the run goes on where it was",
+        why="the failure looks transient" if cause.kind != "resume" else "the run continues from its last snapshot",
     )
 
 
@@ -119,7 +119,7 @@ def _elsewhere(cause: Cause, past: tuple[Past, ...]) -> tuple[str, ...]:
 
 def _bug(cause: Cause, past: tuple[Past, ...]) -> str | None:
     if cause.certain:
-        return "an error that a second try cannot mend"
+        return "an error that a restart cannot fix"
     if _repeated(cause, past):
         return "the same error at the same step twice"
     return None
@@ -169,12 +169,12 @@ def _idle_restarts(past: tuple[Past, ...]) -> int:
 def _later(past: tuple[Past, ...], options: RestartOptions, why: str, bad: str | None = None) -> Decision:
     proof = past[-1].cause.proof if bad else ""
     if not options.until_done:
-        hint = "go on with `windlass runs resume`, or use --until-done"
+        hint = "continue with `windlass runs resume`, or use --until-done"
         return Decision(action="stop", why=why, bad=bad, hint=hint, proof=proof)
     idle = _idle_jobs(past)
     if idle >= IDLE_JOBS:
         why = f"{idle} jobs in a row ended without a newer snapshot"
-        return Decision(action="stop", why=why, bad=bad, hint="look at the logs", proof=proof)
+        return Decision(action="stop", why=why, bad=bad, hint="read the logs: `windlass logs`", proof=proof)
     return Decision(action="resubmit", why=why, bad=bad, proof=proof)
 
 

@@ -26,7 +26,7 @@ _COLLECTIVE = re.compile(
 )
 """Functions of torch.distributed, and of other libraries that use the same names."""
 _UNSEEN = "alive, no stack"
-_NO_STACKS = "no Python wrote a stack (-I, -E and -S switch it off); py-spy in the PATH of the nodes shows any Python's"
+_NO_STACKS = "no Python process wrote a stack (-I, -E and -S disable it); py-spy in the nodes' PATH shows all stacks"
 
 
 class Frames(msgspec.Struct, frozen=True):

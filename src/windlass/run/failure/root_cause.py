@@ -143,8 +143,8 @@ def find_cause(seen: Observed) -> Cause:
         said = seen.launcher.host if seen.launcher else None
         host = said if said in seen.lost else seen.lost[0]
         more = f" (and {len(seen.lost) - 1} more)" if len(seen.lost) > 1 else ""
-        reason = f"does not answer any more{more}"
-        return Cause(kind="node", host=host, reason=reason, step=seen.step, origin="node", proof="it does not answer")
+        reason = f"no longer responds{more}"
+        return Cause(kind="node", host=host, reason=reason, step=seen.step, origin="node", proof="it does not respond")
     if seen.hang is not None:
         return _hang(seen.hang, seen)
     if seen.time_up:
@@ -154,11 +154,11 @@ def find_cause(seen: Observed) -> Cause:
         return _from_launcher(seen)
     early = _left_early(first, seen)
     if early is not None:
-        reason = "left with code 0 while the others still needed it"
+        reason = "exited with code 0 while the other ranks still needed it"
         left = Cause(kind="user", reason=reason, rank=early.rank, host=early.host or None, code=0, origin="script")
         return msgspec.structs.replace(left, step=seen.step)
     if first.code == RESUME_ME:
-        return Cause(kind="resume", reason="the ranks saved and left on request", code=first.code, step=seen.step)
+        return Cause(kind="resume", reason="the ranks saved and exited on request", code=first.code, step=seen.step)
     return _proven(_judge(first, seen), seen)
 
 
@@ -167,8 +167,8 @@ def _hang(hang: str, seen: Observed) -> Cause:
     if rank is None:
         return _proven(Cause(kind="hang", reason=f"the ranks hang: {hang}", step=seen.step), seen)
     end = next((end for end in seen.ends if end.rank == rank.rank), None)
-    where = f"gone: it left with code {end.code}" if end is not None and rank.gone else rank.text()
-    reason = f"holds the others up: {hang}; it is {where}"
+    where = f"it exited with code {end.code}" if end is not None and rank.gone else rank.text()
+    reason = f"blocks the others: {hang}; it is {where}"
     return _proven(Cause(kind="hang", rank=rank.rank, host=rank.host, reason=reason, step=seen.step), seen)
 
 
@@ -270,7 +270,7 @@ def _judge(end: End, seen: Observed) -> Cause:
         return msgspec.structs.replace(base, kind=kind, reason=reason, origin=origin, certain=certain)
 
     if (number == signal.SIGKILL and end.host in seen.oom) or ("Out Of Memory" in seen.said and not trace):
-        reason = "was killed for memory: the node had no more" + (f" ({kernel})" if kernel else "")
+        reason = "was killed for memory: the node ran out of memory" + (f" ({kernel})" if kernel else "")
         return found("memory", reason, "job")
     sign = sign_of(error)
     if sign is not None and sign.ends == "memory":
@@ -282,7 +282,7 @@ def _judge(end: End, seen: Observed) -> Cause:
         return found("transient", reason)
     if end.code == SCRIPT_BROKEN and not trace:
         said = next((line for line in reversed(lines) if line.startswith("windlass: rank")), "")
-        why = said.partition(": ")[2].partition(": ")[2] or "its script gave no reason"
+        why = said.partition(": ")[2].partition(": ")[2] or "the script printed no reason"
         return found("transient", f"could not start: {why}", "node")
     if LOST_PEERS.search(error):
         return found("transient", f"lost its peers ({error})", "network")
@@ -300,9 +300,9 @@ def _from_launcher(seen: Observed) -> Cause:
     """Return a cause from the launcher's message only. No rank is known to have failed."""
     said = seen.launcher
     if end_code(seen) == RESUME_ME:
-        return Cause(kind="resume", reason="the ranks saved and left on request", code=RESUME_ME, step=seen.step)
+        return Cause(kind="resume", reason="the ranks saved and exited on request", code=RESUME_ME, step=seen.step)
     if said is None or not (said.said or said.signal):
-        reason = f"the launcher ended with code {end_code(seen)}, and no rank said why"
+        reason = f"the launcher ended with code {end_code(seen)}, and no rank reported a reason"
     else:
         how = said.said or f"a rank was killed by {signal_name(said.signal or 0)}"
         reason = f"failed; the launcher says: {how}" if said.host else f"the launcher says: {how}"

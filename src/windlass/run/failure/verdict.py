@@ -155,7 +155,7 @@ def verdict_lines(verdict: Verdict, record: RunRecord, run_dir: Path, *, shown: 
         if cause.kind in {"transient", "memory", "node"} and launcher_log.exists():
             if hint := log_cause(launcher_log)[0]:
                 lines.append(f"windlass: hint: {hint}")
-            lines.append(f"windlass: all that the launcher said is in {launcher_log}")
+            lines.append(f"windlass: all output of the launcher: {launcher_log}")
         return lines
     failure = record.failure
     if failure is not None and failure.rank == cause.rank and failure.last_lines and not shown(cause.rank):
@@ -180,12 +180,12 @@ def ending_lines(
     step = newest_step(read_ledger(run_dir))
     since = f" from the snapshot of step {step}" if step is not None else " from the beginning"
     if decision.action == "restart":
-        return [*lines, f"windlass: {decision.why}; starting again{since}"]
+        return [*lines, f"windlass: {decision.why}; restarting{since}"]
     if decision.action == "resubmit":
-        return [*lines, f"windlass: {decision.why}; the rest goes into another job"]
+        return [*lines, f"windlass: {decision.why}; the run continues in another job"]
     return [
         *lines,
-        f"windlass: not starting again: {decision.why}" + (f" ({decision.hint})" if decision.hint else ""),
+        f"windlass: no restart: {decision.why}" + (f" ({decision.hint})" if decision.hint else ""),
         f"windlass: evidence is in {run_dir}/evidence; all attempts: windlass runs show {quote(str(run_dir))}",
     ]
 

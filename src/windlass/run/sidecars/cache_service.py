@@ -201,11 +201,11 @@ def figures_text(ended: Mapping[int, Mapping[str, Any]]) -> str:
     )
     most = max(int(figures.get("source_calls", 0)) for figures in ended.values())
     if len(ended) > 1 and 0 < total["source_calls"] <= _LIKE_ONE * most:
-        text += ", hardly more than one node alone would"
+        text += ", about as often as one node alone"
     if any(int(figures.get("pushed", 0)) for figures in ended.values()):
-        text += ", ahead of the ranks, as an earlier run recorded it"
+        text += ", ahead of the ranks, from the record of an earlier run"
     elif any(figures.get("recorded") for figures in ended.values()):
-        text += "; what they read is recorded, and pushed ahead in the next run"
+        text += "; the files read are recorded, and pushed ahead in the next run"
     problems = [f"{total[name]} {name}" for name in ("errors", "failovers", "corrupt", "changed") if total[name]]
     return text + (f" ({', '.join(problems)})" if problems else "")
 
@@ -234,7 +234,7 @@ def status_text(nodes: Sequence[dict[str, Any]]) -> str:
     pushed = sum(node.get("push", {}).get("bytes", 0) for node in alive)
     notes = [
         "",
-        "bytes by origin; `calls` are those made on the shared file system; what the kernel answers is not seen",
+        "bytes by origin; `calls` are calls on the shared file system; reads that the kernel answers are not counted",
     ]
     if pushed:
         notes.append(f"pushed ahead: {size_text(pushed)}")

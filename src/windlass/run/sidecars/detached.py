@@ -140,7 +140,10 @@ def _find_detached(wanted: str | None, runs_dir: Path, state_dir: Path) -> Detac
     if wanted is not None:
         held = detached_caches([open_folder(wanted)])
         if not held:
-            raise UsageError(f"{wanted} has no cache that was started by hand", hint="see `windlass cache start`")
+            raise UsageError(
+                f"{wanted} has no cache from `windlass cache start`",
+                hint="start one: `windlass cache start --root PATH`",
+            )
         return held[0]
     folders = [RunFolder(path.parent) for path in sorted(runs_dir.expanduser().glob(f"*/{PLAN_FILE}"))]
     held = detached_caches(folders)
@@ -149,10 +152,10 @@ def _find_detached(wanted: str | None, runs_dir: Path, state_dir: Path) -> Detac
         return held[0]
     if not held:
         raise UsageError(
-            f"no cache is up for a run in {runs_dir}", hint="start one with `windlass cache start --root PATH`"
+            f"no cache is running for {runs_dir}", hint="start one with `windlass cache start --root PATH`"
         )
     names = ", ".join(os.fspath(one.folder.path) for one in held)
-    raise UsageError("several caches are up", hint=f"say which: {names}")
+    raise UsageError("several caches are running", hint=f"give one of: {names}")
 
 
 def status_of(held: DetachedCache, environ: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -173,7 +176,7 @@ def status_of(held: DetachedCache, environ: Mapping[str, str]) -> list[dict[str,
         said = answers.complaint.strip().splitlines()
         raise MachineError(
             f"the cache of {held.folder.path} does not answer: {said[-1] if said else 'no message'}",
-            hint="end it with `windlass cache stop`, then start it again",
+            hint="stop it with `windlass cache stop`, then start it again",
         )
     return sorted(found, key=lambda status: int(status["node"]))
 

@@ -97,7 +97,7 @@ class HeartbeatSidecar:
         except (MachineError, DeadlineError) as error:
             if self._cache is not None:
                 raise
-            self._view.note(f"windlass: the agents did not start, going on without them: {error.message}")
+            self._view.note(f"windlass: the agents did not start, so the run continues without them: {error.message}")
             return True
 
     def poll(self) -> None:
@@ -143,7 +143,7 @@ class HeartbeatSidecar:
         for host in sorted(lost - self._gone):
             self._gone.add(host)
             self._forget(host)
-            self._view.note(f"windlass: the agent on {host} is gone; the run goes on without it")
+            self._view.note(f"windlass: the agent on {host} ended; the run continues without it")
 
     def unheard(self) -> dict[str, float]:
         """Return hosts that have been silent for too long while others reported, with the duration.
@@ -165,7 +165,7 @@ class HeartbeatSidecar:
         self._forget(host)
         if host not in self._mute:
             self._mute.add(host)
-            self._view.note(f"windlass: {host} answers, but its agent does not; the run goes on without it")
+            self._view.note(f"windlass: {host} responds, but its agent does not; the run continues without it")
 
     def _forget(self, host: str) -> None:
         self.beats.discard(host)

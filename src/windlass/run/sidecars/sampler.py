@@ -81,7 +81,7 @@ class SamplerSidecar:
         try:
             return self._agents.start(stopping)
         except (MachineError, DeadlineError) as error:
-            self._view.note(f"windlass: nothing is sampled, going on without: {error.message}")
+            self._view.note(f"windlass: sampling is off, because the agents did not start: {error.message}")
             self._files = None
             return True
 
@@ -122,7 +122,7 @@ class SamplerSidecar:
             job = self._fold.job(time.time(), ended=ended)
             self._files.write(job)
         except OSError as error:
-            self._view.note(f"windlass: what the samplers said cannot be written: {error.strerror}")
+            self._view.note(f"windlass: cannot write the samples: {error.strerror}")
             self._files = None
             return
         if not self._view.show_job(job) and not self._quiet:

@@ -63,14 +63,16 @@ def environment_identity(roots: Sequence[str]) -> str:
                         state.update(os.fsencode(f"{found} {status.st_size} {status.st_mtime_ns}\n"))
     except OSError as error:
         name = os.fsdecode(error.filename or "")
-        raise MachineError(f"root {name}: {error.strerror}", hint="give a folder that is there") from error
+        raise MachineError(f"root {name}: {error.strerror}", hint="give an existing folder") from error
     return state.hexdigest()[:16]
 
 
 def trace_path(folder: Path, identity: str) -> Path:
     """Return the path of an environment's trace, which need not exist yet."""
     if not identity or not all(c in "0123456789abcdef" for c in identity):
-        raise UsageError(f"{identity!r} is not the identity of a trace", hint="see the list of traces")
+        raise UsageError(
+            f"{identity!r} is not the identity of a trace", hint="list them with `windlass cache trace list`"
+        )
     return folder / f"{identity}{_SUFFIX}"
 
 
@@ -103,9 +105,11 @@ def show_trace(folder: Path, identity: str) -> Trace:
     try:
         return read_trace(str(path))
     except FileNotFoundError:
-        raise UsageError(f"no trace {identity} in {folder}", hint="see the list of traces") from None
+        raise UsageError(
+            f"no trace {identity} in {folder}", hint="list them with `windlass cache trace list`"
+        ) from None
     except (OSError, BadTraceError) as error:
-        raise ConfigError(f"{path}: {error}", hint="drop it: the next run records a new one") from error
+        raise ConfigError(f"{path}: {error}", hint="drop it; the next run records a new trace") from error
 
 
 def drop_trace(folder: Path, identity: str) -> None:
@@ -115,7 +119,9 @@ def drop_trace(folder: Path, identity: str) -> None:
     try:
         path.unlink()
     except FileNotFoundError:
-        raise UsageError(f"no trace {identity} in {folder}", hint="see the list of traces") from None
+        raise UsageError(
+            f"no trace {identity} in {folder}", hint="list them with `windlass cache trace list`"
+        ) from None
 
 
 def summary_of(path: Path) -> TraceSummary:
@@ -201,7 +207,7 @@ def _keep(made: Path, path: Path) -> TraceSummary:
     try:
         found = summary_of(made)
     except (OSError, BadTraceError) as error:
-        hint = "did the command read anything below --root?"
+        hint = "check that the command reads files below --root"
         raise MachineError(f"no trace was recorded: {error}", hint=hint) from None
     if not found.files and not found.directories:
         raise MachineError("the command read nothing below --root", hint="start the environment's own bin/python")
@@ -228,5 +234,5 @@ def _in_view(
     found["PATH"] = ":".join([*first, found.get("PATH", os.defpath)])
     program = swap(argv[0]) if "/" in argv[0] else which(argv[0], found)
     if program is None:
-        raise UsageError(f"{argv[0]}: no such program in the environment or in PATH", hint="name it by its path")
+        raise UsageError(f"{argv[0]}: no such program in the environment or in PATH", hint="give its path")
     return (program, *argv[1:]), found

@@ -203,20 +203,24 @@ def _checked(staging: Staging) -> tuple[tuple[CacheRoot, ...], str]:
     """Return the absolute paths of the sources and the folder in the form that a node reads. Raises `UsageError`."""
     for source in staging.sources:
         if not Path(source).exists():
-            raise UsageError(f"{source} does not exist", hint="sources are files and folders that every node can read")
+            raise UsageError(f"{source} does not exist", hint="give files or folders that every node can read")
         if staging.extract and source.endswith(_SQUASHFS_NAMES) and not _is_squashfs(source):
-            raise UsageError(f"{source} is no squashfs image", hint="make it again, or copy it without --extract")
+            raise UsageError(f"{source} is not a squashfs image", hint="create it again, or copy it without --extract")
     if staging.shard and staging.one_reader:
         raise UsageError(
-            "--shard has every node read its own part: there is no one reader", hint="leave --one-reader or --shard out"
+            "--shard lets every node read its own part, so one reader is not possible",
+            hint="leave --one-reader or --shard out",
         )
     paths = tuple(os.path.abspath(Path(source).expanduser()) for source in staging.sources)  # noqa: PTH100  links stay
     roots = declared_roots(((path, str(Path(path).resolve())) for path in paths), "stage")
     if len({Path(root.path).name for root in roots}) < len(roots):
-        raise UsageError("two sources have the same name", hint="stage them into folders of their own")
+        raise UsageError("two sources have the same name", hint="stage them into separate folders")
     to = str(Path(staging.to).expanduser()) if staging.to.startswith("~") else staging.to
     if not to.startswith(("/", "${")):
-        raise UsageError(f"--to {to} is not a full path", hint="each node starts in a folder of its own")
+        raise UsageError(
+            f"--to {to} is not an absolute path",
+            hint="each node has another current folder, so give a path that starts with /",
+        )
     return roots, to
 
 
@@ -243,7 +247,7 @@ def _copy(agents: Agents, folder: RunFolder, progress: StageProgress, mounted: b
         agents.start(look, detached=mounted)
     except MachineError as error:
         text = f"cannot stage to {error.host}: {error.reason}" if isinstance(error, AgentStartError) else error.message
-        more = f"copies that were not complete are gone; more is in {folder.part(LOG_FILE)}"
+        more = f"incomplete copies were removed; details are in {folder.part(LOG_FILE)}"
         raise MachineError(text, hint=more) from error
 
 

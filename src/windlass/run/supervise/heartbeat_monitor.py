@@ -85,7 +85,7 @@ class HeartbeatMonitor:
         if not unheard:
             return None
         hosts, silent_s = tuple(sorted(unheard)), max(unheard.values())
-        self._view.note(f"windlass: {', '.join(hosts)} sent no sign of life for {silent_s:.0f} s: asking")
+        self._view.note(f"windlass: {', '.join(hosts)} sent no heartbeat for {silent_s:.0f} s: checking")
         answered = self._answers(hosts)
         for host in answered:
             self.signs.give_up_on(host)
@@ -93,7 +93,7 @@ class HeartbeatMonitor:
         if not self.lost:
             return None
         self.noticed = time.time()
-        return f"{self.lost[0]} does not answer any more"
+        return f"{self.lost[0]} no longer responds"
 
     def _time_left(self, job: StartedJob) -> str | None:
         if self._deadline_s is None:
@@ -101,10 +101,10 @@ class HeartbeatMonitor:
         left = self._deadline_s - time.time()
         if left <= self._margin_s and not self.time_up:
             self.time_up = True
-            self._view.note(f"windlass: {left:.0f} s of the allocation are left: asking the ranks to save and leave")
+            self._view.note(f"windlass: {left:.0f} s of the allocation are left: asking the ranks to save and exit")
             job.pass_on(signal.SIGUSR2)
         if left <= self._margin_s * _LAST_CHANCE:
-            return "the time is up and the ranks have not left"
+            return "the time is up and the ranks have not exited"
         if self.time_up and self._folder.part(REQUEUE_SAVED).exists():
             return "the trainer has saved"
         return None
@@ -131,7 +131,7 @@ class HeartbeatMonitor:
         elif now - self._began < starting_s(self._hang_after_s) and self._starts(signs):
             return None
         if all_finished(self._folder.path, job.plan.world_size):
-            return "all ranks have finished, and the launcher has not ended"
+            return "all ranks have finished, but the launcher is still running"
         self.hang = f"no output and no step for {still:.0f} s"
         self.noticed = time.time()
         self._view.note(f"windlass: {self.hang}: taking the stacks of all ranks")

@@ -68,7 +68,7 @@ def supervise_attempts(live: Supervised) -> RunRecord:
     except WindlassError as error:
         if not last:
             raise
-        live.view.note(f"windlass: could not be started again: {error.message}")
+        live.view.note(f"windlass: the run could not be restarted: {error.message}")
         return _with_code(live, last[-1], last[-1].exit_code)
     except KeyboardInterrupt:  # between two starts, no other code handles signals
         if last:
@@ -226,8 +226,8 @@ def _resubmitted(live: Supervised, plan: Plan, record: RunRecord, bad: frozenset
         live.view.note(f"windlass: submitted again as job {job_id}")
     except WindlassError as error:
         own(live.folder, plan.job_id)
-        live.view.note(f"windlass: could not be submitted again: {error.message}")
-        live.view.note(f"windlass: go on with: windlass runs resume {quote(str(live.folder.path))}")
+        live.view.note(f"windlass: the job could not be submitted again: {error.message}")
+        live.view.note(f"windlass: continue with: windlass runs resume {quote(str(live.folder.path))}")
     return left
 
 

@@ -48,7 +48,7 @@ def next_plan(plan: Plan, context: PlanningContext, bad: frozenset[str]) -> Plan
     words = get_launcher(plan.launcher).again
     if not words or any(argument.words == words for argument in plan.launch):
         return plan
-    again = Argument(words=words, because="a start that failed may not have given back everything yet")
+    again = Argument(words=words, because="a failed start may not have released all resources yet")
     return msgspec.structs.replace(plan, launch=(*plan.launch, again))
 
 
@@ -108,7 +108,7 @@ def resubmit(
     script = folder.part(BATCH_FILE)
     if plan.scheduler == "none" or not script.exists():
         raise UsageError(
-            "this run was not made by `windlass submit`, so there is no batch script to send again",
+            "this run was not made by `windlass submit`, so there is no batch script to submit again",
             hint="submit it with --until-done",
         )
     refuse_cancelled(plan, environ, deadline_s)
@@ -127,7 +127,7 @@ def refuse_cancelled(plan: Plan, environ: Mapping[str, str], deadline_s: float |
     """Raise if a user cancelled the job. It must not be submitted again, even if its time was nearly up."""
     disposition = ask_disposition(plan, environ, deadline_s)
     if disposition == "cancelled":
-        raise UsageError(f"job {plan.job_id} was cancelled", hint="submit it again yourself if you want it back")
+        raise UsageError(f"job {plan.job_id} was cancelled", hint="submit it again if you still need it")
     if disposition == "requeued":
         raise UsageError(
             f"job {plan.job_id} is in the queue again: the scheduler starts it by itself",

@@ -106,7 +106,7 @@ def find_run(text: str | None, runs_dir: Path) -> RunFolder:
     if not is_run(path):
         raise UsageError(
             f"{text} is not a run folder: there is no {PLAN_FILE} in it",
-            hint="`windlass runs list` shows what there is",
+            hint="`windlass runs list` shows all runs",
         )
     return open_folder(path)
 
@@ -125,7 +125,7 @@ def state_of(folder: RunFolder, environ: Mapping[str, str]) -> RunState:
     job_id = _job_id(folder)
     state, why = _state(folder, plan, record, job_id, environ)
     if state == "done" and ended:
-        why = f"after {duration_text(sum(ended))}"
+        why = f"it took {duration_text(sum(ended))}"
     may_live = state == "unknown" and why.startswith(_NO_ANSWER)
     return RunState(
         path=str(folder.path),
@@ -177,7 +177,7 @@ def _state(
         return _ended(folder, plan, record)
     if owner is None:
         told = _with_log(folder, said) if said else None
-        return _ended_alone(folder) or told or ("unknown", "it has not been started, or by an older windlass")
+        return _ended_alone(folder) or told or ("unknown", "it was not started, or an older windlass started it")
     said = said or _ask_scheduler(plan, owner.job_id, environ)
     alive = {"waiting", "running", "unknown"}
     if said is None or (owner.alive() is False and said[0] in alive):
@@ -343,12 +343,16 @@ def stop_run(folder: RunFolder, environ: Mapping[str, str]) -> str | None:
         end = time.monotonic() + _STOP_S
         while owner.alive():
             if time.monotonic() > end:
-                raise MachineError(f"process {owner.pid} still runs after {_STOP_S:g} s", hint="say it again to insist")
+                raise MachineError(
+                    f"process {owner.pid} still runs after {_STOP_S:g} s", hint="run the same command again to kill it"
+                )
             time.sleep(0.05)
         return None
     state = state_of(folder, environ)
     if state.state not in {"running", "waiting"} or state.job_id is None:
-        raise UsageError(f"{folder.path} does not run: {state.state}", hint="`windlass runs list` shows which do")
+        raise UsageError(
+            f"{folder.path} does not run: {state.state}", hint="`windlass runs list` shows the running ones"
+        )
     scheduler = get_scheduler(read_plan(folder.path).scheduler)
     found = scheduler_environ(scheduler, environ)
     run_command(scheduler.cancel_argv(state.job_id), timeout_s=_CANCEL_S, env=found)

@@ -64,7 +64,9 @@ def saved_run(
     else:
         plan = _trusted_plan(path, settings.state_dir)
     if saved and run_dir is not None:
-        raise UsageError(f"--run-dir beside --plan {path}, which lies in a run folder", hint="leave it out")
+        raise UsageError(
+            f"--run-dir cannot be combined with --plan {path}, which is in a run folder", hint="leave --run-dir out"
+        )
     if saved:
         refuse_running(saved, in_job=scheduler_of_job(environ) is not None)
     for one, part in zip(plan.request.components, plan.parts, strict=True):
@@ -103,14 +105,17 @@ def resume_run(
     """
     for name, number in (("--nodes", nodes), ("--ranks-per-node", ranks_per_node)):
         if number is not None and number < 1:
-            raise UsageError(f"{name} {number}", hint="at least 1; leave it out for as many as before")
+            raise UsageError(
+                f"{name} {number}", hint="give 1 or more; leave the option out for the same number as before"
+            )
     require_trust(folder.path, read_settings(environ).state_dir)
     state = state_of(folder, environ)
     if state.state in {"running", "waiting"}:
         raise UsageError(f"{folder.path} is {state.state} {state.why}", hint="stop it first with `windlass runs stop`")
     if state.may_live:
         raise UsageError(
-            f"{folder.path} may still run: {state.why}", hint="say it where the scheduler answers, or end the job first"
+            f"{folder.path} may still run: {state.why}",
+            hint="run this command where the scheduler responds, or end the job first",
         )
     if state.state == "done":
         raise UsageError(f"{folder.path} is done", hint="start a new run")
@@ -152,14 +157,14 @@ def _is_run_of_this_job(path: str, environ: Mapping[str, str]) -> bool:
 def _submitted(plan: Plan, folder: RunFolder, environ: Mapping[str, str], *, other_size: bool) -> Submission:
     if other_size:
         raise UsageError(
-            "another number of nodes or ranks needs a new submission from here",
+            "another number of nodes or ranks needs a new submission on a login node",
             hint="use `windlass submit` with the same snapshot folder, or resume inside an allocation",
         )
     script = folder.part(BATCH_FILE)
     if not script.exists():
         raise UsageError(
-            f"{folder.path} ran in an allocation of {plan.scheduler}, and this is not one",
-            hint="get an allocation and say it there",
+            f"{folder.path} ran in an allocation of {plan.scheduler}, and this is no such job",
+            hint="get an allocation and run this command in it",
         )
     job_id = submit_script(plan, str(script), environ)
     folder.write("job_id", job_id + "\n")
@@ -171,7 +176,7 @@ def _completed(plan: Plan, context: PlanningContext, where: str) -> Plan:
     allocation = context.allocation
     if plan.scheduler != "none" and allocation is None:
         raise UsageError(
-            f"{where} is a plan for a {plan.scheduler} job, and this is not one",
+            f"{where} is a plan for a {plan.scheduler} job, and this is no such job",
             hint="submit it, or plan with --scheduler none",
         )
     if plan.parts:
@@ -198,8 +203,9 @@ def _refuse_hidden(plan: Plan, saved: RunFolder | None, where: str) -> None:
     hidden = [setting.name for setting in plan.environment if setting.secret and setting.origin.scope == "flag"]
     if (hidden or plan.secret_words) and not (saved and saved.has_secrets()):
         raise UsageError(
-            f"{where} hides secrets ({', '.join(hidden) or 'in the command'}), and their values are not there",
-            hint="they are removed when a run ends, and plans never hold them: use `windlass run` with all its options",
+            f"{where} hides secrets ({', '.join(hidden) or 'in the command'}), and their values are no longer stored",
+            hint="windlass removes them when a run ends, and plans never contain them: use `windlass run` with all "
+            "options",
         )
 
 
@@ -210,5 +216,5 @@ def _refuse_other_machine(plan: Plan, context: PlanningContext, where: str) -> N
     if missing:
         raise UsageError(
             f"{where} binds ranks to CPUs {format_cpulist(tuple(sorted(missing)))}, which this machine does not have",
-            hint="it was made on another machine: make it anew here",
+            hint="it was made on another machine: make a new plan here",
         )

@@ -147,13 +147,13 @@ def _refuse_ended(folder: RunFolder, environ: Mapping[str, str]) -> None:
     if state.state != "running" and not state.may_live:
         raise UsageError(
             f"{folder.path} does not run: {state.state}" + (f", {state.why}" if state.why else ""),
-            hint="`windlass logs` and `windlass runs show` tell what it left",
+            hint="`windlass logs` and `windlass runs show` show its results",
         )
 
 
 def _over_ssh(host: str) -> NodeStep:
     options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", host)
-    because = "nodes of a running job let its user in"
+    because = "only nodes of a running job accept its user"
     return NodeStep(arguments=(Argument(words=("ssh", *options), because=because),), place=(), follows_stdin=True)
 
 
@@ -166,7 +166,7 @@ def _job_environ(plan: Plan, folder: RunFolder, environ: Mapping[str, str]) -> M
     if plan.scheduler == "none":
         here = socket.gethostname()
         if plan.launcher == "local" and owner is not None and owner.host.split(".")[0] != here.split(".")[0]:
-            raise MachineError(f"the run is on {owner.host}, this is {here}", hint=f"do it on {owner.host}")
+            raise MachineError(f"the run is on {owner.host}, this is {here}", hint=f"run this command on {owner.host}")
         return environ
     job_id = plan.job_id or (owner.job_id if owner else None)
     scheduler = get_scheduler(plan.scheduler)
@@ -177,7 +177,7 @@ def _job_environ(plan: Plan, folder: RunFolder, environ: Mapping[str, str]) -> M
         return environ
     if not which("ssh", environ):
         raise UsageError(
-            f"{plan.scheduler} lets nobody into job {job_id} from outside, and there is no ssh here",
-            hint="do it in a shell of that job",
+            f"{plan.scheduler} does not allow access to job {job_id} from outside, and ssh is not installed here",
+            hint="run this command in a shell of that job",
         )
     return None

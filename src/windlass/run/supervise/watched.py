@@ -48,7 +48,7 @@ def watched(folder: RunFolder, environ: Mapping[str, str]) -> tuple[Job, tuple[F
             kind="stale",
             severity="error",
             evidence=f"the last sample came {time.time() - job.at:.0f} s ago",
-            advice="is the windlass of the run stopped, or the file system of its folder slow?",
+            advice="windlass of this run may have stopped, or the file system of its folder is slow",
         )
         return job, (_about(state), *find(job)) if trouble else (stale, *find(job))
     job = msgspec.structs.replace(job, ended=state.state != "waiting")
@@ -71,14 +71,14 @@ def _ended(folder: RunFolder, state: RunState, job: Job) -> tuple[Finding, ...]:
     """Return how the run ended, and the findings about its speed that still apply."""
     starts = f" (the last of {state.attempts} starts)" if state.attempts > 1 else ""
     if state.state in {"failed", "killed"}:
-        advice = "`windlass runs show` has every start with its evidence"
+        advice = "`windlass runs show` shows every start with its evidence"
         return (Finding(kind="failure", severity="error", evidence=_words(state) + starts, advice=advice),)
     if state.state != "done":
         return (_about(state),)
     again = f" after {counted(state.attempts - 1, 'restart')}" if state.attempts > 1 else ""
     if not any(rank.steps for rank in job.ranks):
         advice = "run it with --watch; call windlass.step() once per step where the optimizer is not torch's"
-        evidence = f"{_words(state)}{again}; no step was seen, so nothing can be said about its speed"
+        evidence = f"{_words(state)}{again}; no step was recorded, so the speed is unknown"
         return (Finding(kind="not-measured", severity="note", evidence=evidence, advice=advice),)
     went_on = (Finding(kind="went-on", severity="note", evidence=_failed_starts(folder, state)),) if again else ()
     if any(finding.severity in SERIOUS for finding in find(job)):
@@ -86,7 +86,7 @@ def _ended(folder: RunFolder, state: RunState, job: Job) -> tuple[Finding, ...]:
     step = ms_text(pace(job).step_ms)
     return (
         *went_on,
-        Finding(kind="fine", severity="ok", evidence=f"{_words(state)}; nothing stands out: steps of {step}"),
+        Finding(kind="fine", severity="ok", evidence=f"{_words(state)}; no performance problem found: steps of {step}"),
     )
 
 

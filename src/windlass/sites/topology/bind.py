@@ -72,7 +72,7 @@ def _bind(topology: Topology, asked: BindingRequest) -> Binding:
 def _binding_by_variable(topology: Topology, asked: BindingRequest, variable: str) -> Binding:
     """Assign devices as usual. The launcher assigns the cores with the arguments in the job's variable."""
     chosen = _devices_of_ranks(topology, asked)
-    because = f"the launcher binds by the job's {variable}, which is not known before"
+    because = f"the launcher binds by the job's {variable}, which is unknown before the job"
     unbound: Sequence[tuple[int, ...]] = ((),) * asked.ranks_per_node
     made = _binding(topology, asked, chosen, unbound, because=because, origin=_FLAG)
     return msgspec.structs.replace(made, variable=variable)
@@ -137,19 +137,19 @@ def _cores_of_ranks(
     """Cores of each rank, and the reason as text. A rank without cores is not bound."""
     unbound: Sequence[Cores] = ((),) * asked.ranks_per_node
     if asked.cpu_bind == "none":
-        return unbound, "not bound, as asked for"
+        return unbound, "not bound, as requested"
     if not asked.launcher_binds:
-        return unbound, "not bound here: the site leaves it to its launcher"
+        return unbound, "not bound here: at this site the launcher binds"
     if not topology.cores:
-        return unbound, "not bound: the cores of this node are not known"
+        return unbound, "not bound: the cores of this node are unknown"
     aside = whole_cores(topology, (*asked.agent_cpus, *asked.comm_cpus))
     usable = tuple(core for core in topology.usable_cores() if not aside.intersection(core.cpus))
     too_few = f"not bound: {asked.ranks_per_node} ranks, {len(usable)} usable cores"
     if len(chosen) == 1 and len(chosen[0]) != 1:
-        return (usable,), "the only rank has every usable core of the node" if usable else too_few
+        return (usable,), "the only rank gets every usable core of the node" if usable else too_few
     if not topology.devices:
         runs = share_among_ranks(usable, asked.ranks_per_node)
-        return (runs, "no devices: usable cores in equal runs") if runs else (unbound, too_few)
+        return (runs, "no devices: usable cores in equal shares") if runs else (unbound, too_few)
     return _near_devices(topology, asked, chosen, usable) or (unbound, too_few)
 
 
@@ -171,7 +171,7 @@ def _near_devices(
 def _guess_text(topology: Topology) -> str:
     if len(topology.numas) == 1:
         return "cores of the node's one NUMA domain in equal shares"
-    return "the node does not say which NUMA domain its devices are near: shared out in order"
+    return "the NUMA domains of the devices are unknown: cores are assigned in order"
 
 
 def _cpus_of(cores: Cores, asked: BindingRequest) -> tuple[int, ...]:

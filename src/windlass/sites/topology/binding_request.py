@@ -160,6 +160,6 @@ def effective_unit(asked: BindingRequest, topology: Topology) -> DeviceUnit:
     if preset and wanted and asked.device_unit and wanted != asked.device_unit:
         raise UsageError(
             f"--cpu-bind {preset.name} is for devices that are a {wanted}, not --device-unit {asked.device_unit}",
-            hint=f"leave --device-unit out, or say --device-unit {wanted}",
+            hint=f"leave --device-unit out, or use --device-unit {wanted}",
         )
     return asked.device_unit or wanted or topology.unit

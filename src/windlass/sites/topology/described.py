@@ -69,11 +69,11 @@ def spec_of_topology(seen: Topology) -> tuple[tuple[NodeSpec, DeviceSpec] | None
     if not seen.cores:
         return None, "its cores could not be read"
     if any(device.numa not in seen.numas for device in cards.devices):
-        return None, "it does not say which NUMA domain its devices are near"
+        return None, "the NUMA domains of its devices are unknown"
     threads = {len(core.cpus) for core in seen.cores}
     tiles = {device.tiles for device in cards.devices}
     if len(threads) != 1 or len(tiles) > 1 or len({device.vendor for device in cards.devices}) > 1:
-        return None, "its cores or its devices are not all alike"
+        return None, "its cores or its devices differ"
     nics = fabric_nics(seen)
     for adjacent in (False, True):
         node = NodeSpec(
@@ -90,7 +90,7 @@ def spec_of_topology(seen: Topology) -> tuple[tuple[NodeSpec, DeviceSpec] | None
         devices = _device_spec_of(cards)
         if _alike(topology_from_spec(node, devices), cards):
             return (node, devices), ""
-    return None, "its CPUs are numbered in a way that a site file cannot say"
+    return None, "a site file cannot describe the numbering of its CPUs"
 
 
 def _domain_of(seen: Topology, nics: tuple[Nic, ...], numa: int) -> DomainSpec:

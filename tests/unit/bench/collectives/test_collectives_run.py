@@ -159,7 +159,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
     before = (tmp_path / "mine" / "record.json").read_bytes()
     done = ranked(tmp_path, *words, ranks=1)
     assert done.returncode == 2
-    assert "holds a run already" in done.stderr
+    assert "already contains a run" in done.stderr
     assert (tmp_path / "mine" / "record.json").read_bytes() == before
 
 

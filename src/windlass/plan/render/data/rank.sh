@@ -165,7 +165,7 @@ if [ -O "$w_kept" ] && [ ! -L "$w_kept" ] && [ "$w_kept/@name@-n$w_node_rank" -e
 w_parent=@parent@
 export WINDLASS_CACHE_DIR=$w_parent/n$w_node_rank
 mkdir -m 700 "$w_parent" 2>/dev/null || [ -d "$w_parent" ] || w_fail "cannot make $w_parent"
-[ -O "$w_parent" ] && [ ! -L "$w_parent" ] || w_fail "$w_parent belongs to somebody else"
+[ -O "$w_parent" ] && [ ! -L "$w_parent" ] || w_fail "$w_parent belongs to another user"
 @kept@
 mkdir -p @folders@ || w_fail "cannot make the caches in $WINDLASS_CACHE_DIR"
 #: leftovers
@@ -239,7 +239,7 @@ w_found() {  # is library $1 in LD_LIBRARY_PATH or in one of the other folders?
   IFS=$w_ifs; set +f; return $w_answer
 }
 #: place
-# Who am I: @launcher@ says so inside the task, nobody else knows.
+# The numbers of this rank, which @launcher@ sets inside the task.
 w_rank=@rank@
 [ -n "$w_rank" ] || w_fail @hint@
 w_local_rank=@local_rank@
@@ -257,10 +257,10 @@ export WINDLASS_RUN_DIR=@run_dir@
 
 #: seen
 w_seen=@seen@
-[ "$w_seen" = "$w_world_size" ] || w_fail "the launcher started $w_seen ranks, the plan has $w_world_size: was its command line changed?"
+[ "$w_seen" = "$w_world_size" ] || w_fail "the launcher started $w_seen ranks, the plan has $w_world_size: its command line was changed"
 #: attempt
 
-# For windlass.Snapshot: which start of which run this is, and where to show signs of life.
+# For windlass.Snapshot: the run, the number of this start, and the heartbeat file.
 export WINDLASS_RUN_ID=@run_id@ WINDLASS_ATTEMPT=@attempt@
 export @mark@$w_node_rank
 #: beats
@@ -272,7 +272,7 @@ if [ -d "$w_beats" ]; then export WINDLASS_HEARTBEAT=$w_beats/$w_rank; fi
 [ -d @folder@ ] || w_fail @gone@
 @lines@
 #: rendezvous
-# Rendezvous: the first host of the job, and a port on it that nobody listens on.
+# Rendezvous: the first host of the job, and a free port on it.
 export WINDLASS_JOB_ID=${@variable@:-0}
 export WINDLASS_UID=$(id -u)
 @host_lines@ > @hosts@ || exit 3
