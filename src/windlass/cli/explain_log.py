@@ -9,22 +9,30 @@ import argparse
 from pathlib import Path
 
 from windlass.base.notation.counts import counted
+from windlass.base.settings import current_environ, read_settings
 from windlass.cli.show import Result, tell
 from windlass.diagnose.doctor.explain_log import amount_text, explain_files
 from windlass.diagnose.doctor.log_findings import LogReport
 from windlass.model.finding import INDENT, finding_lines
+from windlass.run.supervise.runs import find_run
 
 PROGRESS = "reading the logs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="+", metavar="FILE", help="log files or run folders; - is the standard input")
+    parser.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="log files or run folders (default: the last run); - is the standard input",
+    )
     parser.add_argument("--all", action="store_true", help="also explain the harmless lines")
     parser.add_argument("--json", action="store_true")
 
 
 def main(args: argparse.Namespace) -> Result:
-    names = ["/dev/stdin" if name == "-" else name for name in args.files]
+    files = args.files or [find_run(None, read_settings(current_environ()).runs_dir).path]
+    names = ["/dev/stdin" if name == "-" else str(name) for name in files]
     report = explain_files([Path(name).expanduser() for name in names], tell)
     return Result(text="\n".join(report_lines(report, everything=args.all)), data=report)
 

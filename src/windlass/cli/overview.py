@@ -48,7 +48,7 @@ def _defaults(settings: Settings) -> str:
 
 
 def _last(state: RunState) -> str:
-    return f"{state.state}{', ' + state.why if state.why else ''}: {state.path}"
+    return f"{state.path}: {state.state}{f' ({state.why})' if state.why else ''}"
 
 
 def next_steps(
@@ -61,7 +61,7 @@ def next_steps(
         steps.append(("windlass init", "save account, partition and time as defaults"))
     if last is not None and last.state in {"failed", "killed", "resumable"}:
         steps.append((f"windlass runs show {_name(last)}", "show what happened to the last run"))
-        steps.append((f"windlass runs resume {_name(last)}", "continue it from its last snapshot"))
+        steps.append((f"windlass runs resume {_name(last)}", "start it again, from its last snapshot if it has one"))
     elif last is not None:
         steps.append((f"windlass logs {_name(last)}", "show the output of the last run"))
     steps.append(("windlass plan train.py", "show what would run, and why; starts nothing"))

@@ -73,7 +73,7 @@ py -c 'import mpi4py, torch; print(torch.__version__)'
 finished=yes
 echo "made: $ENV"
 # in a job: windlass run --activate "$ENV" train.py
-# by hand: module load frameworks; source "$ENV"/bin/activate
+# in a batch script: module load frameworks; source "$ENV"/bin/activate
 # on many nodes: windlass run --activate "$ENV" --cache "$ENV" train.py
 # on the nodes' own storage: windlass env pack "$ENV" -o torch.tar.gz; windlass stage torch.tar.gz --extract --to /tmp;
 # windlass run --activate /tmp/torch train.py

@@ -81,8 +81,8 @@ py -c 'import mpi4py, torch; print(torch.__version__)'
 finished=yes
 echo "made: $ENV"
 # in a job: windlass run --activate "$ENV" train.py
-# by hand: module load PrgEnv-gnu/8.7.0 cpe/26.03 miniforge3/23.11.0-0 rocm/7.1.1 craype-accel-amd-gfx90a; source
-# activate "$ENV"
+# in a batch script: module load PrgEnv-gnu/8.7.0 cpe/26.03 miniforge3/23.11.0-0 rocm/7.1.1 craype-accel-amd-gfx90a;
+# source activate "$ENV"
 # on many nodes: windlass run --activate "$ENV" --cache "$ENV" train.py
 # on the nodes' own storage: windlass env pack "$ENV" -o torch.tar.gz; windlass stage torch.tar.gz --extract --to
 # /mnt/bb/${USER} --with nvme; windlass run --with nvme --activate /mnt/bb/${USER}/torch train.py

@@ -124,9 +124,7 @@ def _interpreter(facts: EnvFacts) -> Iterator[Finding]:
         text = f"{facts.base} is not the Python {facts.python} that its packages were installed for"
         yield Finding("python", "error", text, _REMAKE)
     elif facts.base and not facts.base.startswith(("/usr/", "/opt/")):
-        text = (
-            f"{facts.python}, a venv of {facts.base}: every node must have that file, and reads its library from there"
-        )
+        text = f"{facts.python}, a venv of {facts.base}: every node needs this file and its library"
         remedy = "windlass run --cache ENV --cache BASE, or windlass env pack --with-python"
         yield Finding("python", "note", text, remedy)
     elif facts.base:

@@ -20,7 +20,7 @@ def plan_text(plan: EnvPlan, findings: list[str], width: int = _WIDTH) -> str:
     lines += [*_wrapped(plan.because, "  ", width), f"  source: {plan.source}", ""]
     for number, step in enumerate(plan.steps, 1):
         lines += _step_lines(f"{number}. {step.name}", step, width)
-    lines += ["How it is used:", ""]
+    lines += ["How to use it:", ""]
     for step in plan.use:
         lines += _step_lines(f"- {step.name}", step, width)
     lines += [*findings, ""] if findings else []

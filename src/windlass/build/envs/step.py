@@ -95,7 +95,9 @@ def use_steps(path: str, site: Site, build: str = "") -> tuple[EnvStep, ...]:
             commands=(f"windlass run{modules} --activate {where} train.py",),
         ),
         EnvStep(
-            name="by hand", because="the same lines for a batch script", commands=(*by_hand, *spec.before, activate)
+            name="in a batch script",
+            because="the same steps as shell lines",
+            commands=(*by_hand, *spec.before, activate),
         ),
         EnvStep(
             name="on many nodes",

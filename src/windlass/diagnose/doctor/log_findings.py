@@ -20,7 +20,7 @@ SCRIPT = Sign(
     "error of the script",
     ERROR_LINE,
     "the script raised it",
-    "see the traceback in the log; `windlass logs --rank` shows one rank's alone",
+    "read the traceback in the log; `windlass logs --rank N` prints the log of one rank",
     origin="script",
 )
 

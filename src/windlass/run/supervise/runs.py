@@ -125,7 +125,7 @@ def state_of(folder: RunFolder, environ: Mapping[str, str]) -> RunState:
     job_id = _job_id(folder)
     state, why = _state(folder, plan, record, job_id, environ)
     if state == "done" and ended:
-        why = f"it took {duration_text(sum(ended))}"
+        why = f"after {duration_text(sum(ended))}"
     may_live = state == "unknown" and why.startswith(_NO_ANSWER)
     return RunState(
         path=str(folder.path),
