@@ -50,6 +50,11 @@ def test_a_printed_command_works_as_printed(command: str, tmp_path: Path) -> Non
         words = shlex.split(command)[1:]
     except ValueError:
         pytest.fail(f"a shell could not read it: {command}")
+    page = (ROOT / "docs" / "howto" / "several-programs.md").read_text()
+    job = page.partition("```toml\n")[2].partition("```")[0]
+    (tmp_path / "job.toml").write_text(job)
+    for script in re.findall(r'^script = "(.+)"', job, re.MULTILINE):
+        (tmp_path / script).touch()
     done = in_process(*_before_shell_syntax(words), cwd=tmp_path)
     assert "Traceback" not in done.text
     assert done.code == 0, done.text

@@ -72,8 +72,8 @@ class Recorder:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.plans: list[Plan] = []
-        for module in (planning, examine):
-            monkeypatch.setattr(module, "make_plan", self._recording(module.make_plan))  # type: ignore[attr-defined]
+        monkeypatch.setattr(planning, "plan_whole", self._recording(planning.plan_whole))
+        monkeypatch.setattr(examine, "make_plan", self._recording(examine.make_plan))
 
     def _recording(self, real: Any) -> Any:
         def make(*args: Any) -> Any:
