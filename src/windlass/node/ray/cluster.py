@@ -63,7 +63,7 @@ class RayError(Exception):
     """Ray cannot start or has died. The message names the node."""
 
 
-class Place(NamedTuple):
+class RayPlace(NamedTuple):
     """This node in the cluster, from the command line."""
 
     node: int
@@ -94,7 +94,7 @@ def main(argv: list[str]) -> int:
         return _failed(text % sys.executable, CANNOT_START)
     try:
         with node_folder(place.root) as folder, guarded("%s=%s" % (_MARK, folder), lambda: shutil.rmtree(folder, True)):
-            node = _Node(place, folder, signals)
+            node = _RayNode(place, folder, signals)
             try:
                 return node.lead(command) if place.node == 0 else node.follow()
             finally:
@@ -103,10 +103,10 @@ def main(argv: list[str]) -> int:
         return _failed(str(error), 128 + signals[0] if signals else RAY_DIED)
 
 
-def read_place(argv: list[str]) -> tuple[Place, list[str]]:
+def read_place(argv: list[str]) -> tuple[RayPlace, list[str]]:
     """Parse NODE ADDRESS PORT ROOT SETTINGS COMMAND."""
     node, address, port, root, settings, *command = argv
-    return Place(int(node), address, int(port), root, **json.loads(settings)), command
+    return RayPlace(int(node), address, int(port), root, **json.loads(settings)), command
 
 
 def _failed(text: str, code: int) -> int:
@@ -134,10 +134,10 @@ def node_folder(root: str) -> Iterator[str]:
         os.close(lock)
 
 
-class _Node:
+class _RayNode:
     """Ray on this node."""
 
-    def __init__(self, place: Place, folder: str, signals: list[int]) -> None:
+    def __init__(self, place: RayPlace, folder: str, signals: list[int]) -> None:
         self._place = place
         self._folder = folder
         self._signals = signals
