@@ -114,7 +114,8 @@ def test_another_version_of_ray_on_one_node_is_named(slurm: SlurmCluster, tmp_pa
         done = job.windlass("run", "--python", str(python), str(RAY / "tasks.py"), timeout_s=150, env=SMALL)
     assert done.code == 71, done.text
     assert "rank 1 on nid0002 exited with code 71" in done.text
-    assert "Version mismatch" in done.text
+    assert "Ray on nid0002: the start of Ray has failed" in done.text
+    assert "Ray: 2.52.0" in done.text
 
 
 def _output(folder: Path) -> str:

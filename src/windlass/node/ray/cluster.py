@@ -291,7 +291,7 @@ class _RayNode:
         """Return the end of what `ray start` printed, without colours and the logs of Ray's programs."""
         text = _COLOUR.sub("", read_text(os.path.join(self._folder, "start.log"), errors="replace"))
         lines = [line.strip() for line in text.splitlines() if line.strip() and line[:1] not in "[-"]
-        return " | ".join(lines[-4:])[-600:] or "no message"
+        return " | ".join(lines[-9:])[-800:] or "no message"
 
     def end(self) -> None:
         """End all processes of Ray on this node."""
