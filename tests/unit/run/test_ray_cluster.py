@@ -34,7 +34,7 @@ args = parser.parse_args()
 assert args.head or args.address, "neither head nor address"
 assert os.environ["RAY_AUTH_MODE"] == "token" and os.path.exists(os.environ["RAY_AUTH_TOKEN_PATH"])
 if os.environ.get("FAILS") and args.address:
-    raise SystemExit("Version mismatch: the cluster was started with Ray 2.52.0")
+    raise SystemExit(os.environ["FAILS"])
 with open(os.environ["STARTED"] + (".head" if args.head else ".worker"), "w") as file:
     file.write("%d %s %s" % (os.getpid(), args.num_cpus, args.num_gpus))
 with open(args.temp_dir + "/ray_current_cluster", "w") as file:
@@ -150,11 +150,21 @@ def test_a_dead_head_fails_first_and_the_worker_ends(ranks: Ranks) -> None:
     assert "head on the first node is gone" in text
 
 
-def test_another_version_of_ray_on_one_node_is_an_error_of_that_node(ranks: Ranks) -> None:
-    worker, head = ranks.start(1, "false", FAILS="1"), ranks.start(0, "sleep", "60")
+@pytest.mark.parametrize(
+    ("printed", "why"),
+    [
+        (
+            "Version mismatch: the cluster was started with\n    Ray: 2.52.0",
+            "Version mismatch: the cluster was started with | Ray:",
+        ),
+        ("noise\n1\tERR s.py:1 -- \x1b[31mraylet died\x1b[39m\nnoise\n2\tERR s.py:2 -- [log] noise", "raylet died\n"),
+    ],
+)
+def test_a_ray_that_cannot_start_on_one_node_is_an_error_of_that_node(ranks: Ranks, printed: str, why: str) -> None:
+    worker, head = ranks.start(1, "false", FAILS=printed), ranks.start(0, "sleep", "60")
     code, text = _end(worker)
     assert code == RAY_DIED
-    assert "Ray on n2: the start of Ray has failed (code 1): Version mismatch" in text
+    assert f"Ray on n2: the start of Ray has failed (code 1): {why}" in text
     time.sleep(0.5)
     head.terminate()  # as the launcher does when a rank has failed
     code, text = _end(head)

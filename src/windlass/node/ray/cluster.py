@@ -288,10 +288,11 @@ class _RayNode:
             raise RayError("the %s has failed (code %d): %s" % (part, code, self._last_lines()))
 
     def _last_lines(self) -> str:
-        """Return the end of what `ray start` printed, without colours and the logs of Ray's programs."""
+        """Return the errors that `ray start` printed, or else the last lines, without colours."""
         text = _COLOUR.sub("", read_text(os.path.join(self._folder, "start.log"), errors="replace"))
-        lines = [line.strip() for line in text.splitlines() if line.strip() and line[:1] not in "[-"]
-        return " | ".join(lines[-9:])[-800:] or "no message"
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        errors = [line.partition(" -- ")[2] for line in lines if "\tERR " in line and " -- [" not in line]
+        return " | ".join(errors or lines[-9:])[-800:] or "no message"
 
     def end(self) -> None:
         """End all processes of Ray on this node."""
