@@ -9,8 +9,11 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
+from windlass.base.tables import packaged_table
+
 MASK = "••••••"
 
+_PATTERNS = packaged_table(__file__, "secrets.toml")
 _SECRET_WORDS = frozenset(
     (
         *("token", "tokens", "secret", "secrets", "password", "passwd", "passphrase", "passcode", "pass", "pwd", "pw"),
@@ -24,61 +27,22 @@ _STRONG_WORDS = _SECRET_WORDS - {"key", "pass", "pat", "auth", "pw", "sas", "tok
 """The parts that indicate a secret in the middle of other text too."""
 _ENDS = ("token", "password", "passwd", "secret", "apikey", "cookie")
 """Endings of names without a separator between their parts: PGPASSWORD, PBS_JOBCOOKIE."""
-_NOT_SECRET = re.compile(
-    r"^(SSH_AUTH_SOCK|(?-i:PWD|OLDPWD)|TOKENIZERS_PARALLELISM|.{0,80}_PWD_DIR)$|tokens?_per|max_tokens|num_tokens|tokenizer|monkey"
-    r"|keyboard|key_(size|dim|len|length|bias|value_heads)|(sort|primary|foreign)[_-]key"
-    r"|auth_(sock|type|method|mode|plugin)|token_(count|limit|id|ids|len|length|dim|size|type)|forward_pass|cookie_?cutter"
-    r"|(eos|bos|pad|unk|sep|cls|mask|special|stop|start|end|image|next|new)_token|total_tokens|token_emb",
-    re.IGNORECASE,
-)
-_FORMS = re.compile(
-    r"(?<![A-Za-z0-9])("
-    r"(?:hf|gh[opsur]|gsk|r8|nvapi|api_org|npm|rpa|fw|pplx|xai|csk|jina|pcsk|figd|ntn|secret|lin_api|rubygems|pul|whsec)"
-    r"[_-][A-Za-z0-9_-]{16,}|github_pat_\w{20,}|gl(?:pat|rt|dt|oas|cbt|ptt|ft|imt|agent|sa|c)[-_][\w-]{16,}|sk-[\w-]{16,}"
-    r"|[sr]k_(?:live|test)_\w{16,}|(?:AKIA|ASIA)[A-Z0-9]{12,}|xox[abcdeprs][-.][\w.-]{10,}|xapp-[\w-]{10,}|AIza[\w-]{30,}"
-    r"|ya29\.[\w-]{10,}|1//0[\w-]{20,}|GOCSPX-[\w-]{16,}|pypi-[\w-]{30,}|dapi[0-9a-f]{32}|hv[bs]\.[\w-]{16,}"
-    r"|SG\.[\w-]{16,}\.[\w-]{16,}|lsv2_(?:pt|sk)_\w{16,}|do[por]_v1_\w{16,}|shp(?:at|ss|ca|pa)_\w{16,}|sq0\w{3}-[\w-]{16,}"
-    r"|PMAK-[\w-]{16,}|dckr_(?:pat|oat)_[\w-]{16,}|tskey-[\w-]{12,}|sntry[su]_[\w+/=-]{16,}|pscale_\w{2,5}_[\w.-]{16,}"
-    r"|dp\.(?:pt|st|ct|sa|scim|audit)\.[\w.-]{16,}|ATATT3[\w=-]{16,}|ATBB\w{20,}|AGE-SECRET-KEY-1[A-Z0-9]{20,}"
-    r"|SK[0-9a-f]{32}|key-[0-9a-f]{32}|[0-9a-f]{32}-us\d{1,2}|\d{8,10}:AA[\w-]{30,}"
-    r"|[MN][\w-]{23,27}\.[\w-]{6,7}\.[\w-]{27,}|[\w.]{10,20}\.atlasv1\.[\w-]{30,}"
-    r"|eyJ[\w-]{10,4000}\.[\w-]{10,4000}\.[\w-]*"
-    r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)"
-    r")",
-    re.DOTALL,
-)
-_HEADER = re.compile(
-    r"(?i)(\b(?:proxy-)?(?:authorization|cookie)[\"']?\s{0,4}[:=]\s{0,4}[\"']?(?:[A-Za-z0-9_-]{1,20} )?)"
-    r"([^\"'\r\n\u2022]{4,})"
-)
+_NOT_SECRET = re.compile("".join(_PATTERNS["not_secret"]), re.IGNORECASE)
+_FORMS = re.compile("".join(_PATTERNS["forms"]), re.DOTALL)
+_HEADER = re.compile("".join(_PATTERNS["header"]))
 _BEARER = re.compile(r"(?i)\b((?:Bearer|Basic|Token|ApiKey|Negotiate)\s{1,4})([\w.~+/=:-]{8,})")
 _URL = re.compile(r"((?<![\w+.-])[A-Za-z][\w+.-]{0,30}://)([^/\s'\"<>@]{1,400}(?:@[^/\s'\"<>@]{1,100})?)(?=@[\w\[])")
-_WEBHOOK = re.compile(
-    r"(https?://(?:hooks\.slack\.com/\w{1,20}|(?:\w{1,20}\.)?discord(?:app)?\.com/api/webhooks"
-    r"|[\w.-]{0,100}webhook\.office\.com|outlook\.office(?:365)?\.com/webhook"
-    r"|api\.telegram\.org)/)([^\s'\"?]+)"
-)
-_HEAD = re.compile(
-    r"(?<![\w.])(?P<name>[A-Za-z][\w.-]{0,80})(?:\\{0,3}[\"'])?"
-    r"(?:\s{0,4}(?:=>|:=|[:=])\s{0,4}|(?<=[\"'])\s{0,2},\s{0,2}(?=[\\\"'])|>(?=[^<\s]))"
-)
+_WEBHOOK = re.compile("".join(_PATTERNS["webhook"]))
+_HEAD = re.compile("".join(_PATTERNS["head"]))
 """A name and the separator before its value: `x=`, `"x": `, `x => `, `('x', `, `<x>`."""
 _OPTION = re.compile(r"(?:(?<![\w-])--?|\bsetenv {1,4})(?P<name>[A-Za-z][\w-]{1,60})(?:[\"'],)? {1,4}(?=[^\s-])")
-_SAID = re.compile(
-    r"(?i)(?<![\w-])(?P<name>password|passwd|passphrase|passcode|passwort|pwd|secret|token|credentials?|(?:api|access|"
-    r"secret|private|auth|account)[ _-]?keys?)(?: (?:is|was|(?:for|of) \S{1,40} is|set to|changed to))?"
-    r" {1,4}[\"'`]?(?P<value>[^\s\"'`]{6,})"
-)
+_SAID = re.compile("".join(_PATTERNS["said"]))
 """In sentences: `the password is X`, `login me password X`."""
 _LOGIN = re.compile(r"(?<!\S)((?:-u|--user|--proxy-user|--userpwd)[ =][\"']?[^\s:\"']{1,80}:)([^\s\"']{3,})")
 _SHORT_OPTION = re.compile(r"(\bsshpass -p ?|\bmysql[\w ./=-]{0,80} -p)([^\s-]\S*)")
 _QUOTE = re.compile(r"\\{0,3}[\"'`]")
 _BARE = re.compile(r"[^\s\"'<>`]+")
-_PLAIN_VALUE = re.compile(
-    r"[\d.]{1,12}|true|false|yes|no|none|null|nan|on|off|unset|missing|invalid|required|optional|str|int|\*+|<\w+>"
-    r"|\$\{{0,2}\w+\}{0,2}|\{\w+\}|%\(\w+\)s|…|\.\.\.",
-    re.IGNORECASE,
-)
+_PLAIN_VALUE = re.compile("".join(_PATTERNS["plain_value"]), re.IGNORECASE)
 _VALUE_END = re.compile(r"[,;&)\]}]")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _USERS = frozenset(("git", "oauth2", "user", "root", "anonymous", "me"))

@@ -47,6 +47,8 @@ from windlass.plan.variables import plan_environment
 from windlass.sites.topology.bind import bind
 from windlass.sites.topology.binding_request import binding_request_from_site
 
+_OF_SHAPE = ("name", "partition", "nodes", "ranks_per_node", "scheduler", "launcher", "hosts")
+
 
 def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets]:
     """Make the whole plan. Raises `UsageError` for an invalid request, before anything has been started."""
@@ -73,14 +75,9 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
     plan = Plan(
         version=PLAN_VERSION,
         windlass=windlass.__version__,
-        name=shape.name,
+        **{name: getattr(shape, name) for name in _OF_SHAPE},
         site=site.name,
-        partition=shape.partition,
-        nodes=shape.nodes,
-        ranks_per_node=shape.ranks_per_node,
         world_size=shape.nodes * shape.ranks_per_node,
-        scheduler=shape.scheduler,
-        launcher=shape.launcher,
         request=_masked_request(request),
         command=mask_argv(command),
         interpreter_because=_interpreter_because(request, context),
@@ -102,7 +99,6 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
         cache=cache,
         ray=plan_ray(request, context, shape, binding),
         keep_caches=request.keep_caches,
-        hosts=shape.hosts,
         job_id=context.allocation.job_id if context.allocation else None,
         remarks=worst_first((*remarks, *trainer_remarks(trainer))),
         trainer=trainer,

@@ -253,7 +253,7 @@ class LogReader:
             self._matches_left -= len(text) * (len(candidates) + 1)
             if LOST_PEERS.search(decoded) or any(sign.pattern.search(decoded) for sign in candidates):
                 return False
-        self._note(SCRIPT, key, where, rank, text, spot, group="script")
+        self._note(SCRIPT, key, where, rank, text, spot)
         return True
 
     def _forget_error(self, rank: int | None) -> None:
@@ -268,9 +268,8 @@ class LogReader:
             if rank is None or self._seen[key].ranks[rank]:
                 del self._seen[key]
 
-    def _note(
-        self, sign: Sign, key: str, where: str, rank: int | None, text: bytes, spot: Spot, group: str = "sign"
-    ) -> None:
+    def _note(self, sign: Sign, key: str, where: str, rank: int | None, text: bytes, spot: Spot) -> None:
+        group = "script" if sign is SCRIPT else "sign"
         found = self._seen.get((group, key))
         if found is None or (found.hedged and group == "sign"):
             said = decode(text).strip()[:MAX_TEXT]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import msgspec
@@ -187,8 +188,6 @@ def _binding(
     *,
     because: str,
     origin: Origin,
-    preset: str | None = None,
-    comm_cpus: tuple[int, ...] | None = None,
 ) -> Binding:
     place = {cpu: core.numa for core in topology.cores for cpu in core.cpus}
     ranks = tuple(
@@ -201,15 +200,14 @@ def _binding(
         for rank, (own, devices) in enumerate(zip(cpus, chosen, strict=True))
     )
     nics = nearest_nics(topology, ranks)
-    known = set(topology.cpus) if topology.cores else {*asked.agent_cpus, *(comm_cpus or asked.comm_cpus)}
+    known = set(topology.cpus) if topology.cores else {*asked.agent_cpus, *asked.comm_cpus}
     return Binding(
         ranks=tuple(msgspec.structs.replace(rank, nic=nic) for rank, nic in zip(ranks, nics, strict=True)),
         because=because,
         origin=origin,
-        preset=preset,
         visible=_visible(topology, asked, chosen),
         agent_cpus=tuple(cpu for cpu in asked.agent_cpus if cpu in known),
-        comm_cpus=tuple(cpu for cpu in (asked.comm_cpus if comm_cpus is None else comm_cpus) if cpu in known),
+        comm_cpus=tuple(cpu for cpu in asked.comm_cpus if cpu in known),
         by_launcher=asked.by_launcher,
     )
 
@@ -250,17 +248,11 @@ def _unchecked_preset(topology: Topology, asked: BindingRequest, preset: PresetS
     numbers = preset.devices or tuple(rank * count // ranks for rank in range(ranks) if count)
     vendor = topology.devices[0].vendor if topology.devices else "nvidia"
     chosen = tuple((by_index.get(number, Device(index=number, vendor=vendor)),) for number in numbers)
-    return _binding(
-        topology,
-        asked,
-        chosen or ((),) * ranks,
-        cpus,
-        because=preset.because,
-        origin=preset.origin
-        or (asked.origin if asked.origin != BUILTIN else Origin(scope="site", where=preset.source)),
-        preset=preset.name,
-        comm_cpus=parse_cpulist(preset.comm_cpus),
-    )
+    asked = dataclasses.replace(asked, comm_cpus=parse_cpulist(preset.comm_cpus))
+    site = asked.origin if asked.origin != BUILTIN else Origin(scope="site", where=preset.source)
+    origin, none = preset.origin or site, ((),) * ranks
+    made = _binding(topology, asked, chosen or none, cpus, because=preset.because, origin=origin)
+    return msgspec.structs.replace(made, preset=preset.name)
 
 
 def _preset_binding(topology: Topology, asked: BindingRequest, preset: PresetSpec) -> Binding:
