@@ -33,13 +33,13 @@ from windlass.model.site import QueueSpec, Site
 from windlass.plan.inputs import PlanningContext
 from windlass.plan.plan import make_plan
 from windlass.run.adopt import ClusterAnswers, measurements
-from windlass.run.context import choose_topology
 from windlass.run.failure.ends import read_seats
 from windlass.sites.adopted import Measurements, site_file_text
 from windlass.sites.catalog import load_site, site_names
 from windlass.sites.check import check_text
 from windlass.sites.detect import catalog_signs, detect
 from windlass.sites.folders import catalog_names
+from windlass.sites.topology.described import choose_topology
 
 MAX_BYTES = 8 << 20
 _OF_ITS_DAY = frozenset({"windlass", "version", "remarks", "request", "site", "topology", "agents"})

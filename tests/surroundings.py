@@ -19,6 +19,7 @@ from windlass.model.topology import Core, Topology
 from windlass.run import context
 from windlass.sites import detect, evidence
 from windlass.sites.catalog import load_site
+from windlass.sites.topology import described
 from windlass.sites.topology.described import topology_from_spec
 
 FOLDER = Path(__file__).parent / "data" / "surroundings"
@@ -52,6 +53,7 @@ def stand_on(place: str, site: str, folder: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(detect, "gather_evidence", gathered)
     monkeypatch.setattr(socket, "gethostname", lambda: seen["hostname"])
-    monkeypatch.setattr(context, "probe_topology", lambda **_: topology)
+    for module in (context, described):
+        monkeypatch.setattr(module, "probe_topology", lambda **_: topology)
     variables = {name: value.replace("ROOT", str(root)) for name, value in seen["environ"].items()}
     return {**variables, "PATH": f"{programs}:{os.defpath}"}

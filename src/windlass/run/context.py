@@ -55,8 +55,7 @@ from windlass.run.scheduler_commands import (
 from windlass.run.script import read_script
 from windlass.sites.catalog import load_site, site_of_file
 from windlass.sites.detect import Detection, catalog_signs, detect_site
-from windlass.sites.topology.described import complete_probe, probe_topology, topology_from_spec
-from windlass.sites.topology.split import in_unit
+from windlass.sites.topology.described import choose_topology, probe_topology
 
 _BUILTIN = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", *VISIBILITY.values(), *cache_variable_names())
 """Variables that a plan sets on every site and that a module may already have set."""
@@ -324,48 +323,6 @@ def _many_read_it(request: Request, allocation: Allocation | None) -> bool:
     """Return whether several nodes will each read the environment."""
     nodes = request.nodes or (len(allocation.hosts) if allocation else 1)
     return nodes > 1 and request.kind in {"script", "module"} and not request.cache and not request.container
-
-
-_DOUBTED = frozenset({"unconfirmed", "community", "derived"})
-"""Grades of a map that neither the site nor the vendor has published. A probe of the node overrides it."""
-
-
-def choose_topology(site: Site, seen: Topology | None) -> tuple[Topology, list[Finding]]:
-    """Choose between the site's documented node and the probed node (`seen`).
-
-    Returns the probed node if the site has no documented node, or if that node differs or is not confirmed. Returns an
-    unknown node if there is neither.
-    """
-    described = topology_from_spec(site.file.node, site.file.devices) if site.file.node.domains else None
-    if seen is None:
-        if described:
-            return described, []
-        if site.file.scheduler.kind == "none":
-            return probe_topology(), []
-        return Topology(arch="", cores=()), []
-    if described is None:
-        return seen, []
-    if set(seen.cpus) == set(described.cpus) and len(seen.devices) in {0, len(described.devices)}:
-        if seen.devices and site.origin_of("node.domains").grade in _DOUBTED:
-            return _seen_over_unconfirmed(site, seen, described)
-        return msgspec.structs.replace(described, allowed=seen.allowed, probed=True), []
-    text = (
-        f"this node has {len(seen.cpus)} CPUs and {len(seen.devices)} devices, but {site.name} is documented with "
-        f"{len(described.cpus)} and {len(described.devices)}: using the hardware of this node"
-    )
-    return complete_probe(seen, described), [Finding("topology-differs", "warning", text, "check --site")]
-
-
-def _seen_over_unconfirmed(site: Site, seen: Topology, described: Topology) -> tuple[Topology, list[Finding]]:
-    """Return the probed node, with a note if a device is not where the catalog's unconfirmed map places it."""
-    chosen = in_unit(complete_probe(seen, described), site.file.devices.unit)
-    known = {device.index: device.numa for device in described.devices}
-    moved = [device for device in chosen.devices if device.numa != known.get(device.index)]
-    if not moved:
-        return chosen, []
-    places = ", ".join(f"{device.index} in {device.numa}" for device in moved)
-    text = f"{site.name}'s map of devices and NUMA domains is not confirmed; as seen on this node: device {places}"
-    return chosen, [Finding("topology-unconfirmed", "note", text)]
 
 
 def restrict_devices(topology: Topology, environ: Mapping[str, str]) -> Topology:

@@ -10,9 +10,9 @@ import pytest
 from looping import each
 from windlass.model.request import Request
 from windlass.model.topology import Topology
-from windlass.run.context import choose_topology, with_seen_mpi
+from windlass.run.context import with_seen_mpi
 from windlass.sites.catalog import load_site
-from windlass.sites.topology.described import topology_from_spec
+from windlass.sites.topology.described import choose_topology, topology_from_spec
 
 
 def seen_with(name: str, numas: dict[int, int]) -> Topology:
