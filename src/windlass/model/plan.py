@@ -374,8 +374,7 @@ def _check_counts(plan: Plan, where: str) -> None:
     elif plan.world_size != plan.nodes * plan.ranks_per_node:
         wrong = f"{plan.nodes} nodes x {plan.ranks_per_node} ranks are not {plan.world_size} ranks"
     if wrong:
-        hint = "it is damaged: create it again with `windlass plan --json`"
-        raise ConfigError(f"{where}: not a plan: {wrong}", hint=hint)
+        raise ConfigError(f"{where}: not a plan: {wrong}", hint="create it again with `windlass plan --json`")
 
 
 def _check_words_for_shells(plan: Plan, where: str) -> None:

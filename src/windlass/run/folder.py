@@ -161,16 +161,6 @@ class RunFolder:
         path = self.part(RESULT_FILE)
         return record_from_json(read_bytes(path), where=str(path)) if path.exists() else None
 
-    def discard(self) -> None:
-        """Remove what was created for a run that will not start. In a folder that existed before, remove only that."""
-        for name in (PLAN_FILE, BATCH_FILE, RUN_ID_FILE, SECRETS_FILE, SIGNATURE_FILE):
-            self.part(name).unlink(missing_ok=True)
-        for part in component_folders(self.path):
-            RunFolder(part).discard()
-        for path in (*map(self.part, (*_PARTS, COMPONENTS)), self.path):
-            with contextlib.suppress(OSError):  # the folder contains files of other origin
-                path.rmdir()
-
     @contextlib.contextmanager
     def used_by(self, command: str) -> Iterator[None]:
         """Record which command that is not a run (`stage`, `tune`) uses this folder, and at its end the result.
@@ -193,21 +183,33 @@ class RunFolder:
         with contextlib.suppress(MachineError):  # the earlier error matters more
             self.write_bytes(COMMAND_FILE, to_json(use))
 
-    def use(self) -> FolderUse | None:
-        """Return what a command that is not a run did here. None for a run."""
-        try:
-            return from_json(read_bytes(self.part(COMMAND_FILE)), FolderUse)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.DecodeError) as error:
-            raise ConfigError(
-                f"{self.part(COMMAND_FILE)}: cannot be read: {error}", hint="it is damaged: start the command again"
-            ) from error
-
 
 def component_folder(path: Path, name: str) -> Path:
     """Return the run folder of one component of a job file."""
     return path / COMPONENTS / name
+
+
+def folder_use(folder: RunFolder) -> FolderUse | None:
+    """Return what a command that is not a run did here. None for a run."""
+    try:
+        return from_json(read_bytes(folder.part(COMMAND_FILE)), FolderUse)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(
+            f"{folder.part(COMMAND_FILE)}: cannot be read: {error}", hint="it is damaged: start the command again"
+        ) from error
+
+
+def discard(folder: RunFolder) -> None:
+    """Remove what was created for a run that will not start. In a folder that existed before, remove only that."""
+    for name in (PLAN_FILE, BATCH_FILE, RUN_ID_FILE, SECRETS_FILE, SIGNATURE_FILE):
+        folder.part(name).unlink(missing_ok=True)
+    for part in component_folders(folder.path):
+        discard(RunFolder(part))
+    for path in (*map(folder.part, (*_PARTS, COMPONENTS)), folder.path):
+        with contextlib.suppress(OSError):  # the folder contains files of other origin
+            path.rmdir()
 
 
 def make_folder(

@@ -26,7 +26,7 @@ from windlass.plan.queues import refuse_incomplete
 from windlass.plan.render.batch_script import batch_script, printed_script, standalone_script
 from windlass.plan.shape import run_name
 from windlass.run.context import node_local_folders
-from windlass.run.folder import BATCH_FILE, RunFolder, folder_path, make_folder
+from windlass.run.folder import BATCH_FILE, RunFolder, discard, folder_path, make_folder
 from windlass.run.interpreter import check_activate
 from windlass.run.jit_caches import KEEP_FILE
 from windlass.run.planning import PlannedRequest, plan_request
@@ -110,7 +110,7 @@ def submit(prepared: Submission, environ: Mapping[str, str]) -> Submission:
     try:
         job_id = submit_script(prepared.plan, str(prepared.script), environ)
     except UsageError:
-        prepared.folder.discard()
+        discard(prepared.folder)
         raise
     except BaseException as error:
         prepared.folder.forget_secrets()  # no job will use them

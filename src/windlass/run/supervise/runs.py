@@ -32,7 +32,16 @@ from windlass.run.failure.evidence import observe
 from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.failure.root_cause import RESUME_ME, find_cause
 from windlass.run.failure.verdict import attempt_folders, log_cause, read_verdict
-from windlass.run.folder import COMMAND_FILE, PLAN_FILE, FolderUse, RunFolder, is_run, open_folder, read_plan
+from windlass.run.folder import (
+    COMMAND_FILE,
+    PLAN_FILE,
+    FolderUse,
+    RunFolder,
+    folder_use,
+    is_run,
+    open_folder,
+    read_plan,
+)
 from windlass.run.scheduler_commands import ask_status, scheduler_environ
 from windlass.run.sidecars.detached import AGENTS_FILE
 from windlass.run.supervise.attempts import Owner, read_owner, records
@@ -114,7 +123,7 @@ def find_run(text: str | None, runs_dir: Path) -> RunFolder:
 def state_of(folder: RunFolder, environ: Mapping[str, str]) -> RunState:
     """Return the state of a run or of another command. A folder with a damaged file is `unknown`, with the reason."""
     try:
-        use = folder.use()
+        use = folder_use(folder)
         if use is not None and read_owner(folder) is None:
             return _use_state(folder, use)
         plan = read_plan(folder.path)
