@@ -159,7 +159,9 @@ def test_the_plugin_and_a_second_one_beside_it_are_found(tmp_path: Path) -> None
     plan = _plan("perlmutter")
     context = _context("perlmutter", plan)
     found = rank_checks.check_plugin(plan, context, {"network": facts})
-    assert found.severity == "warning" and str(second) in found.evidence and "second one" in found.evidence
+    assert (
+        found.severity == "warning" and str(second) in found.evidence and "another one is installed" in found.evidence
+    )
     alone = rank_checks.check_plugin(plan, context, {"network": {**facts, "found": [str(first)]}})
     assert alone.severity == "ok"
 

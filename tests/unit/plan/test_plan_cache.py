@@ -163,7 +163,9 @@ def test_plan_says_how_many_nodes_read_where_the_cache_lies_and_who_may_enter() 
     how = {"cache_readers": 3, "cache_store": "${LOCAL}/cache", "cache_allow_other": True}
     plan, _ = plan_for("frontier", "python", "train.py", nodes=4, cache=("/lustre/env",), account="A", **how)
     text = plan_text(plan, explain=False)
-    assert "3 nodes read the shared file system" in text and "held in ${LOCAL}/cache" in text and "allow_other" in text
+    assert (
+        "3 nodes read the shared file system" in text and "stored in ${LOCAL}/cache" in text and "allow_other" in text
+    )
 
 
 def test_plan_without_cache_has_none_of_it() -> None:
