@@ -333,6 +333,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     """The rank script stays the parent of the user's command and reports its end. Set if the run is watched, or if its
     launcher does not report which rank failed."""
 
+    @property
+    def partners(self) -> bool:
+        """Whether each node keeps the newest snapshot of another node in its memory."""
+        return self.request.spares > 0 and self.nodes > 1
+
 
 def plan_to_json(plan: Plan) -> bytes:
     """Return indented JSON that `plan_from_json` decodes to the same value."""

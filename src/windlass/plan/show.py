@@ -157,6 +157,8 @@ def _summary(plan: Plan) -> str:
     lines.append(f"  rendezvous {_address(plan)}, port {port}")
     if plan.request.supervised:
         lines.append(f"  kept alive: {_alive(plan.request)}")
+    if plan.partners:
+        lines.append("  partners: nodes 0 and 1, 2 and 3, … keep each other's newest snapshot in memory (--spares)")
     return "\n".join([*lines, ""])
 
 

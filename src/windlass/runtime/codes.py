@@ -25,6 +25,8 @@ DEADLINE = "WINDLASS_DEADLINE"
 """Seconds since 1970 at which the allocation ends."""
 CPUS = "WINDLASS_CPUS"
 """CPUs this rank was bound to, as `0-7,64-71`. They are restored if the import of torch changed the mask."""
+PARTNERS = "WINDLASS_PARTNERS"
+"""Set if the run has spare nodes: each node keeps the newest snapshot of another node in its memory."""
 HEARTBEAT = "WINDLASS_HEARTBEAT"
 """File in which the rank writes `<step> <unix time>` about once a second, for the watcher of this node."""
 

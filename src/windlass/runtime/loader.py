@@ -17,7 +17,7 @@ from typing import Any
 from windlass.errors import MachineError, UsageError, VersionError, WindlassError
 from windlass.runtime import store
 from windlass.runtime.peers import Peers, on_main
-from windlass.runtime.reader import INDEX, make_load_planner, make_reader
+from windlass.runtime.reader import make_load_planner, make_reader
 from windlass.runtime.run import first_line, say
 from windlass.runtime.state import (
     Parts,
@@ -30,7 +30,7 @@ from windlass.runtime.state import (
     seed_newcomer,
     tensors_of,
 )
-from windlass.runtime.store import CorruptError, FileEntry, Found, Manifest
+from windlass.runtime.store import INDEX, CorruptError, FileEntry, Found, Manifest
 from windlass.runtime.tier import FastTier
 
 _MAX_FOREIGN_VALUES = 4 << 30
@@ -58,7 +58,9 @@ def load_newest(folder: Path, parts: Parts, peers: Peers, fast: FastTier | None)
     found = on_main(peers, lambda: store.list_snapshots(folder), folder, "read")
     if fast is not None:
         newest = found[0].step if found else -1
-        drained = fast.finish_drain(folder, newest, peers)
+        on_nodes = fast.find_on_nodes(newest, peers)
+        drained = None if on_nodes else fast.finish_drain(folder, newest, peers)
+        found = (on_nodes, *found) if on_nodes else found
         if drained is not None:
             if peers.is_main:
                 say(f"step {drained} was only on the nodes' local disks; windlass copied it to {folder}")
@@ -67,7 +69,7 @@ def load_newest(folder: Path, parts: Parts, peers: Peers, fast: FastTier | None)
     for candidate in found:
         try:
             manifest = on_main(peers, partial(_read_manifest, candidate.path), candidate.path, "read")
-            loaded = _load(candidate, manifest, parts, peers)
+            loaded = _load(candidate, manifest, parts, peers, fast)
         except DamagedError as error:
             bad.append((candidate, error.message))
             if peers.is_main:
@@ -126,7 +128,7 @@ def files_to_check(files: Sequence[FileEntry], rank: int, world_size: int) -> li
     return [entry for entry, owner in zip(rest, owners, strict=True) if owner % world_size == rank]
 
 
-def _load(candidate: Found, manifest: Manifest, parts: Parts, peers: Peers) -> Loaded:
+def _load(candidate: Found, manifest: Manifest, parts: Parts, peers: Peers, fast: FastTier | None) -> Loaded:
     """Check and load a snapshot.
 
     A different shape or name on any rank raises on all ranks before any byte is loaded.
@@ -137,7 +139,12 @@ def _load(candidate: Found, manifest: Manifest, parts: Parts, peers: Peers) -> L
     if peers.world_size == 1:
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     mine = files_to_check(manifest.files, peers.rank, peers.world_size)
-    reader = make_reader(candidate.path, mine, partial(_agree, peers))
+
+    def fetch(names: set[str]) -> None:
+        if fast is not None:
+            fast.fetch(candidate.path, [entry for entry in manifest.files if entry.name in names])
+
+    reader = make_reader(candidate.path, mine, partial(_agree, peers), fetch)
     problem: WindlassError | None = None
     target: dict[str, Any] = {}
     stored: dict[str, Any] = {}

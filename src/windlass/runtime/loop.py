@@ -24,7 +24,7 @@ from windlass.runtime.saver import Saver, SaveResult
 from windlass.runtime.staging import Stager
 from windlass.runtime.state import Parts, capture_rng, own_values, pack, rank_key, tensors_of
 from windlass.runtime.stop import REASONS, WALLTIME, StopFlag, find_deadline
-from windlass.runtime.tier import FastTier, folder_identity
+from windlass.runtime.tier import MEMORY, FastTier, folder_identity
 
 _AGREE_S = 0.5
 _HURRY_S = 0.05  # used while a snapshot is being written. The ranks commit it at their next agreement
@@ -105,6 +105,7 @@ class Options:
     every_steps: int | None
     keep: int
     fast_root: Path | None
+    buddy: bool | None
     background: bool
     wait_for_save: bool
     wait_s: float
@@ -125,9 +126,11 @@ class Loop:
         self._saver: Saver | None = None
         self._at: int | None = None
         self._open = True
+        self._finished = False
+        self._fast: FastTier | None = None
         atexit.register(self.close)  # if an exception ends the script, only this releases the folder
         try:
-            self._fast = _open_fast_tier(options, self._peers)
+            self._fast = _open_fast_tier(options, self._peers, self._environ)
         except BaseException:
             self.close()
             raise
@@ -183,8 +186,16 @@ class Loop:
             if self._last is not None and self._saved_step != self._last:
                 self._save(saver, self._last, background=False)
                 self._raise_failure()
+            if self._last is None and self._fast is not None and self._loaded is not None:
+                # Loaded from the nodes, and no step is left that would be saved.
+                self._fast.finish_drain(self._folder, self._newest_shared(), self._peers)
+            self._finished = True
         finally:
             self.close()
+
+    def _newest_shared(self) -> int:
+        found = on_main(self._peers, lambda: store.list_snapshots(self._folder), self._folder, "read")
+        return found[0].step if found else -1
 
     def step(self, step: int) -> None:
         """Handle the end of a step. This is the fast path: it costs nothing if nothing is due."""
@@ -209,6 +220,8 @@ class Loop:
         self._heartbeat.close()
         if self._saver is not None:
             self._saver.cancel()
+        if self._fast is not None:
+            self._fast.close(finished=self._finished)
         if self._lease is not None:
             self._lease.release()
 
@@ -292,6 +305,7 @@ class Loop:
         if self._peers.is_main:
             ledger.note(self._environ, "time-up" if reason == WALLTIME else "left", step, self._folder)
             say(f"{reason}: saved step {step} in {self._folder} and exiting with code {codes.RESUME_ME} (resume me)")
+        self._finished = True
         self.close()
         self._flag.ignore_late()
         close_group(_CLOSE_S)
@@ -338,11 +352,14 @@ def _acquire_folder(folder: Path, peers: Peers) -> Lease | None:
     return lease
 
 
-def _open_fast_tier(options: Options, peers: Peers) -> FastTier | None:
-    if options.fast_root is None:
+def _open_fast_tier(options: Options, peers: Peers, environ: Mapping[str, str]) -> FastTier | None:
+    """Return the fast tier. With partners and without a folder for it, it is in the memory of the nodes."""
+    buddy = options.buddy if options.buddy is not None else codes.PARTNERS in environ
+    if options.fast_root is None and not buddy:
         return None
     identity = on_main(peers, lambda: folder_identity(options.folder), options.folder, "write")
-    return FastTier(options.fast_root, identity, peers)
+    near = environ.get("MASTER_ADDR", "127.0.0.1") if buddy else None
+    return FastTier(options.fast_root or MEMORY, identity, peers, near=near)
 
 
 def _import_early() -> None:

@@ -20,13 +20,12 @@ from windlass.node.sys.folders import is_own
 from windlass.node.sys.reading import UnreadableError, open_plain
 from windlass.runtime.one_pass import read_in_one_pass
 from windlass.runtime.run import first_line
-from windlass.runtime.store import CorruptError, FileEntry, disk_error
+from windlass.runtime.store import INDEX, CorruptError, FileEntry, disk_error
 from windlass.runtime.unpickle import ForeignCodeError, foreign, load_plain
 
-INDEX = ".metadata"
-"""torch's index: the location of each value."""
 _MAX_INDEX = 2 << 30
 Agree = Callable[[list[str], WindlassError | None], None]
+Fetch = Callable[[set[str]], None]
 
 
 class SnapshotFiles:
@@ -77,11 +76,12 @@ class SnapshotFiles:
             raise foreign(self.snapshot, "it contains more than tensors and plain values") from None
 
 
-def make_reader(snapshot: Path, entries: Sequence[FileEntry], agree: Agree) -> Any:
+def make_reader(snapshot: Path, entries: Sequence[FileEntry], agree: Agree, fetch: Fetch = lambda _: None) -> Any:
     """Return torch's reader of one snapshot. Its `unpickle(bytes)` reads a value from these files.
 
     `entries` are the files that this rank checks while it reads them. `agree` sends the problems of files and errors of
-    this rank to all ranks, and raises on every rank if there are any. Before it, no value is unpickled.
+    this rank to all ranks, and raises on every rank if there are any. Before it, no value is unpickled. `fetch` gets
+    the named files onto this node.
     """
     from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader
     from torch.distributed.checkpoint.metadata import StorageMeta
@@ -119,7 +119,7 @@ def make_reader(snapshot: Path, entries: Sequence[FileEntry], agree: Agree) -> A
             """Check the files and load tensors in one pass, then let torch read the rest."""
             from torch.futures import Future
 
-            problems, slow, fault = _try_one_pass(snapshot, plan.items, entries, self, planner)
+            problems, slow, fault = _try_one_pass(snapshot, plan.items, entries, self, planner, fetch)
             agree(problems, fault)
             if slow:
                 super().read_data(dataclasses.replace(plan, items=slow), planner)
@@ -131,10 +131,14 @@ def make_reader(snapshot: Path, entries: Sequence[FileEntry], agree: Agree) -> A
 
 
 def _try_one_pass(
-    snapshot: Path, items: Sequence[Any], entries: Sequence[FileEntry], reader: Any, planner: Any
+    snapshot: Path, items: Sequence[Any], entries: Sequence[FileEntry], reader: Any, planner: Any, fetch: Fetch
 ) -> tuple[list[str], list[Any], WindlassError | None]:
     """Return the result of `read_in_one_pass` and its error. The other ranks wait for a result in any case."""
     try:
+        try:
+            fetch({reader.storage_data[item.storage_index].relative_path for item in items} | {e.name for e in entries})
+        except CorruptError as error:
+            return [error.message], [], None
         return *read_in_one_pass(snapshot, items, entries, reader, planner), None
     except WindlassError as error:
         return [], [], error

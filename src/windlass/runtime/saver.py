@@ -18,12 +18,16 @@ from typing import Any
 from windlass.errors import MachineError, WindlassError
 from windlass.runtime import store
 from windlass.runtime.lease import Lease
+from windlass.runtime.partner import room_for
 from windlass.runtime.peers import Peers, on_main
 from windlass.runtime.run import say
 from windlass.runtime.staging import Stager
 from windlass.runtime.store import FileEntry, Manifest
 from windlass.runtime.tier import FastTier, copy_checked
 from windlass.runtime.writer import ShardWriter, WritePlan, first_failure
+
+_COPIES = 4
+"""With partners, a node holds two snapshots of its own part and of its partner's while the newest one is sent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +76,7 @@ class Saver:
         self._job: _SaveJob | None = None
         self._plan: WritePlan | None = None
         self._stager = stager
-        self._told_no_room = False
+        self._told_no_room = self._told_partner = self._room_checked = False
 
     @property
     def busy(self) -> bool:
@@ -104,6 +108,8 @@ class Saver:
             self._plan = writer.plan(self._peers, self._plan)
         except WindlassError as error:
             return self._end(error)
+        if self._is_short_of_memory(writer):
+            return self.start(step, state, notes, background=background)
         staged = (background or self._stager.is_pinned) and writer.stage(self._stager)
         if background and not staged:
             self._tell_no_room()
@@ -126,6 +132,8 @@ class Saver:
             self._commit(job)
         except WindlassError as error:
             return self._end(error)
+        if self._fast is not None:
+            self._fast.forget_older()
         outcome = self._end(None)
         if self._peers.is_main:
             self._run(lambda: store.prune(self._folder, self._keep), background=background)
@@ -146,6 +154,23 @@ class Saver:
             self._job.writer.cancel()
         if self._thread is not None:
             self._thread.join(5.0)
+
+    def _is_short_of_memory(self, writer: ShardWriter) -> bool:
+        """Turn partner copies off, before the first save, if a node has no memory for them. The same on every rank."""
+        fast, self._room_checked = (None, True) if self._room_checked else (self._fast, True)
+        if fast is None or fast.partners is None:
+            return False
+        (largest,) = self._peers.largest([sum(tensor.nbytes for tensor in writer.tensors())])
+        total = largest * fast.ranks * _COPIES
+        short = self._peers.largest([int(not room_for(fast.path, total))])[0]
+        if short and self._peers.is_main:
+            say(
+                f"a node has no memory for {total >> 20} MiB of partner copies: after a lost node, {self._folder} "
+                "is used"
+            )
+        if short:
+            self._fast = fast.without_partners()
+        return bool(short)
 
     def _tell_no_room(self) -> None:
         if not self._told_no_room:
@@ -220,8 +245,12 @@ class Saver:
         return _manifest(job, self._peers.world_size, store.entries([*files, index]))
 
     def _drain(self, job: _SaveJob) -> None:
-        """Copy this rank's files from the fast tier to the shared folder."""
-        assert self._fast is not None
+        """Copy this rank's files from the fast tier to the partner node and to the shared folder."""
+        assert self._fast is not None and job.manifest is not None
+        problem = self._fast.copy_to_partner(job.manifest, job.writer.cancelled)
+        if problem is not None and not self._told_partner:
+            self._told_partner = True
+            say(f"rank {self._peers.rank}: {problem.message}: after the loss of this node, {self._folder} is used")
         job.saving.mkdir(parents=True, exist_ok=True)
         for entry in job.writer.files.values():
             copy_checked(self._fast.snapshot_path(job.step) / entry.name, job.saving / entry.name, entry)

@@ -29,6 +29,8 @@ class Snapshot:
     - `loader`: an object with `state_dict` and `load_state_dict` that contains the data position.
     - `also`: more such objects by name (schedulers, scalers).
     - `fast`: a node-local folder that is written first.
+    - `buddy=True`: each node keeps the newest snapshot of another node in its memory (or in `fast`), so that the run
+      continues from there when a node is lost. None: with `windlass run --spares`.
     - `background=False`: a save blocks training.
     - `wait_for_save=True`: a save that is due while the last one is still being written waits for it. Otherwise it is
       left out.
@@ -47,6 +49,7 @@ class Snapshot:
         every_steps: int | None = None,
         keep: int = 3,
         fast: str | os.PathLike[str] | None = None,
+        buddy: bool | None = None,
         background: bool = True,
         wait_for_save: bool = False,
         wait_s: float = 1800.0,
@@ -67,6 +70,7 @@ class Snapshot:
             every_steps=every_steps,
             keep=keep,
             fast_root=None if fast is None else Path(fast).expanduser(),
+            buddy=buddy,
             background=background,
             wait_for_save=wait_for_save,
             wait_s=wait_s,

@@ -30,6 +30,8 @@ from windlass.node.sys.reading import UnreadableError, open_plain, read_text
 
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
+INDEX = ".metadata"
+"""torch's index: the location of each value."""
 _STEP = re.compile(r"step-(\d{9,})$")
 _SAVING = re.compile(r"\.saving-\d{9,}-[0-9a-f]+$")
 _BAD = re.compile(r"bad-(\d{9,})-[0-9a-f]+$")

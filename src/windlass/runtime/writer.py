@@ -127,9 +127,9 @@ class ShardWriter:
 
         self.path = path
         self.files: dict[str, FileEntry] = {}
-        self._cancelled = threading.Event()
+        self.cancelled = threading.Event()
         self._storage = FileSystemWriter(path, sync_files=True, overwrite=True)
-        self._storage.fs = _make_file_system(self.files, self._cancelled)
+        self._storage.fs = _make_file_system(self.files, self.cancelled)
         self._planner = _make_planner()
         self._state = state
         self._plan: WritePlan | None = None
@@ -241,7 +241,7 @@ class ShardWriter:
 
     def cancel(self) -> None:
         """Make a running `write` end soon, with an error."""
-        self._cancelled.set()
+        self.cancelled.set()
 
     def finish(self, results: list[list[Any]]) -> FileEntry:
         """Write torch's own index of all shards. Called on the main rank, after all ranks have written."""

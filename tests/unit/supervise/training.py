@@ -47,6 +47,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fault", action="append", default=[])
     parser.add_argument("--every-steps", type=int, default=5)
     parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--fast", type=Path, help="a folder per node is made in it, for partner copies")
     parser.add_argument("--times", help="file for the moments at which rank 0 had imported torch and met the others")
     return parser.parse_args()
 
@@ -117,8 +118,9 @@ def main() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     position = Position()
+    more = {"fast": args.fast / os.environ["SLURMD_NODENAME"], "buddy": True} if args.fast else {}
     snapshot = windlass.Snapshot(
-        args.folder, model=model, optimizer=optimizer, loader=position, every_steps=args.every_steps, wait_s=60
+        args.folder, model=model, optimizer=optimizer, loader=position, every_steps=args.every_steps, wait_s=60, **more
     )
     for step in snapshot.resume(range(args.steps)):
         inputs, targets = batch(position.seen, run.rank, run.world_size)

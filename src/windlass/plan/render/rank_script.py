@@ -48,7 +48,7 @@ def rank_script(plan: Plan, job: JobFacts) -> str:
         _workers(plan),
         environment_lines(plan),
         _rank_variables(),
-        _watch_variables(job),
+        _watch_variables(plan, job),
         agent_lines(plan, job),
         view_lines(plan, job.uid, job.run_id),
         part("requeue", folder=REQUEUE_FOLDER) if plan.trainer and plan.trainer.holds_requeue else [],
@@ -177,7 +177,7 @@ def place_mark(job: JobFacts) -> str:
     return f"WINDLASS_PLACE={job.run_id}.{job.attempt}."
 
 
-def _watch_variables(job: JobFacts) -> list[str]:
+def _watch_variables(plan: Plan, job: JobFacts) -> list[str]:
     """Variables of the run for `windlass.init` and `windlass.Snapshot`."""
     lines: list[str] = []
     if job.deadline_s is not None:
@@ -185,6 +185,7 @@ def _watch_variables(job: JobFacts) -> list[str]:
     if job.attempt is None:
         return lines
     lines += part("attempt", run_id=quote(job.run_id), attempt=str(job.attempt), mark=place_mark(job))
+    lines += ["export WINDLASS_PARTNERS=1"] if plan.partners else []
     return lines + (part("beats", folder=expandable(job.beats)) if job.beats is not None else [])
 
 
