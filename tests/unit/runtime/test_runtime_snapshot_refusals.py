@@ -41,7 +41,7 @@ def test_a_damaged_newest_snapshot_is_passed_over_aloud(tmp_path: Path, capfd: p
     parts = Training().run(tmp_path / "b", 12)
     said = capfd.readouterr().err
     assert list(parts) == list(range(6, 12)) and parts == {step: whole[step] for step in parts}
-    assert "step-000000007 is damaged and not used" in said and "does not match its checksum" in said
+    assert "step-000000007 is damaged and is not used" in said and "does not match its checksum" in said
     assert "resuming after step 5" in said
     assert any(name.startswith("bad-000000007") for name in names(tmp_path / "b"))
 
