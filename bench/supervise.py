@@ -1,17 +1,20 @@
 """How long a run stands still when a rank is killed, and what the watch on a node costs.
 
-    python bench/supervise.py [--repeats 5] [--note TEXT] [--json FILE]
+    python bench/supervise.py [--repeats 5] [--note TEXT] [--json FILE] [--nodes 2]
 
 Starts a Slurm of four nodes on this machine (as root, with Debian's slurm-wlm), trains on two of them and kills a rank.
 The time from the kill to the next step is split where it is known to whom:
   detect   until windlass knows that a rank failed
   end      until the last of the other ranks is gone
   decide   the look at all nodes, the cause, the decision
-  launch   until the new rank scripts run: plan, agents, srun
+  launch   until the new ranks are started by their scripts
   import   until torch is imported
   meet     until all ranks have met
   load     until the snapshot is loaded
   step     the first step
+Each repeat kills twice: a rank whose node has a standby process, which forks, and a rank in its second step, before
+there is one. Both start again in place, with the same step of srun.
+
 The watch: processor time and memory of an agent beside 12 ranks that show a sign of life once a second.
 """
 
@@ -49,23 +52,31 @@ for step in range(int(sys.argv[2])):
 """
 
 
-def one_kill(cluster: SlurmCluster, folder: Path) -> dict[str, float]:
+KILLS = {"fork": ("warm:18:1", "5"), "fresh": ("kill:1:1", "1")}
+"""Fault and steps between two snapshots. A standby exists only after three steps."""
+
+
+def one_kill(cluster: SlurmCluster, folder: Path, nodes: int, way: str) -> dict[str, float]:
     """Seconds of each part, of one run with one killed rank."""
+    fault, every = KILLS[way]
     marks = folder / "marks"
     marks.mkdir(parents=True)
     losses, times = folder / "losses", folder / "times"
     words = (str(SCRIPT), str(folder / "ckpt"), "30", "--losses", str(losses), "--marks", str(marks))
-    words += ("--pause", "0.1", "--times", str(times), "--fault", "kill:18:1")
-    with allocated(cluster, folder, "-N2", "--exclusive") as job:
+    words += ("--pause", "0.1", "--times", str(times), "--fault", fault, "--every-steps", every)
+    with allocated(cluster, folder, f"-N{nodes}", "--exclusive") as job:
         done = job.run_python("-r", "1", "--restarts", "1", "--hang-after", "120", *words, timeout_s=300)
     if done.code != 0:
         raise SystemExit(done.text)
     (run,) = (folder / "runs").iterdir()
     verdict = json.loads((run / "attempt-1" / "verdict.json").read_text())["times"]
-    killed = float((marks / "0.kill").read_text().split()[0])
+    told = (run / "out" / "node-0001.log").read_text().count("fresh interpreter")
+    if told or (run / "attempt-1" / "launcher.log").exists():
+        raise SystemExit(f"{folder}: this run did not start again in place as a {way}")
+    killed = float(next(marks.iterdir()).read_text().split()[0])
     started = min(path.stat().st_mtime for path in (run / "where").iterdir())
     imported, met = (float(word) for word in times.read_text().splitlines()[1].split())
-    loaded = next(float(line.split("\t")[0]) for line in _ledger(run) if line.split("\t")[1] == "loaded")
+    loaded = next((float(line.split("\t")[0]) for line in _ledger(run) if line.split("\t")[1] == "loaded"), met)
     stepped = next(at for at in (float(line.split()[2]) for line in losses.read_text().splitlines()) if at > loaded)
     moments = [
         killed,
@@ -147,21 +158,32 @@ def summary(samples: list[dict[str, float]]) -> dict[str, Any]:
     }
 
 
+def _commit() -> str:
+    argv = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    return subprocess.run(argv, check=False, capture_output=True, text=True).stdout.strip()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--agent-seconds", type=int, default=50, help="how long the agent is watched")
+    parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--note", default="", help="how the machine was: quiet, or shared with other work")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     load = os.getloadavg()
     with tempfile.TemporaryDirectory() as folder, SlurmCluster(Shape(flavour="wide")) as cluster:
-        samples = [one_kill(cluster, Path(folder) / str(turn)) for turn in range(args.repeats)]
+        samples: dict[str, list[dict[str, float]]] = {way: [] for way in KILLS}
+        for turn in range(args.repeats):
+            for way, found in samples.items():
+                found.append(one_kill(cluster, Path(folder) / f"{way}-{turn}", args.nodes, way))
+                print(way, {name: round(value, 3) for name, value in found[-1].items()}, flush=True)
         (Path(folder) / "agent").mkdir()
         agent = agent_cost(Path(folder) / "agent", 12, args.agent_seconds)
     record = {
-        "version": 2,
-        "what": "from a killed rank to the next step; 2 nodes x 1 rank of a real Slurm on one machine",
+        "version": 3,
+        "what": f"from a killed rank to the next step; {args.nodes} nodes x 1 rank of a real Slurm on one machine",
+        "commit": _commit(),
         "date": time.strftime("%Y-%m-%d"),
         "machine": {
             "cpus": os.cpu_count(),
@@ -170,15 +192,21 @@ def main() -> None:
             "load_after": [round(x, 1) for x in os.getloadavg()],
         },
         "note": args.note,
-        "parts": summary(samples),
-        "samples": [{name: round(value, 4) for name, value in one.items()} for one in samples],
+        "ways": {
+            way: {
+                "parts": summary(found),
+                "samples": [{name: round(value, 4) for name, value in one.items()} for one in found],
+            }
+            for way, found in samples.items()
+        },
         "agent": agent,
     }
     text = json.dumps(record, indent=1)
     if args.json:
         Path(args.json).write_text(text + "\n")
-    for name, part in record["parts"].items():  # type: ignore[attr-defined]
-        print(f"{name:<8} {part['median_s']:>8.2f} s   ({part['low_s']:.2f} to {part['high_s']:.2f})")
+    for way, found in samples.items():
+        for name, part in summary(found).items():
+            print(f"{way:<6} {name:<8} {part['median_s']:>8.2f} s   ({part['low_s']:.2f} to {part['high_s']:.2f})")
     print(f"agent: {agent['cpu_share']:.2%} of a core, {agent['memory_mb']:.0f} MB beside {agent['ranks']:.0f} ranks")
 
 

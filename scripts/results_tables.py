@@ -2,7 +2,7 @@
 """Puts the figures of the records into results/snapshot/README.md and results/supervise/README.md.
 
 python bench/snapshot.py --repeats 7 --note TEXT --json results/snapshot/snapshot.json
-python bench/supervise.py --repeats 7 --note TEXT --json results/supervise/restart.json
+python bench/supervise.py --repeats 5 --nodes 4 --note TEXT --json results/supervise/restart.json
 scripts/results_tables.py
 """
 
@@ -62,21 +62,27 @@ def _range(spent: dict[str, Any]) -> str:
 def restart_lines(record: dict[str, Any]) -> list[str]:
     what = {
         "detect": "windlass knows that a rank failed",
-        "end": "the other rank is gone",
-        "decide": "nodes looked at, cause and decision",
-        "launch": "the new rank scripts run",
+        "end": "the other ranks are gone",
+        "decide": "cause and decision",
+        "launch": "the new ranks are started",
         "import": "torch is imported",
         "meet": "the ranks have met",
         "load": "the snapshot is loaded",
         "step": "the first step is done",
         "total": "all of it",
     }
-    count = len(record["samples"])
-    lines = [f"| part | until | median of {count} | range |", "|---|---|---|---|"]
-    for name, part in record["parts"].items():
-        lines.append(
-            f"| {name} | {what[name]} | {part['median_s']:.2f} s | {part['low_s']:.2f} to {part['high_s']:.2f} s |"
+    fork, fresh = record["ways"]["fork"], record["ways"]["fresh"]
+    count = len(fork["samples"])
+    lines = [
+        f"| part | until | fork, median of {count} | range | fresh interpreter | range |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, part in fork["parts"].items():
+        both = " | ".join(
+            f"{one['median_s']:.2f} s | {one['low_s']:.2f} to {one['high_s']:.2f} s"
+            for one in (part, fresh["parts"][name])
         )
+        lines.append(f"| {name} | {what[name]} | {both} |")
     agent = record["agent"]
     shares = agent["cpu_share_samples"]
     lines += [

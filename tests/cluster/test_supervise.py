@@ -50,6 +50,22 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_to_the_same_losses(slurm: Sl
     same("a rank killed with SIGKILL", training)
 
 
+@pytest.mark.slow
+def test_forked_ranks_go_on_in_the_same_step_of_srun_to_the_same_losses(slurm: SlurmCluster, tmp_path: Path) -> None:
+    with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
+        training = Training(job=job, folder=tmp_path)
+        faults = ("warm:8:1", "warm:14:0", "bare:20:1")
+        done = job.run_python("-r", "2", "--restarts", "3", *training.words(*faults), timeout_s=400)
+    assert done.code == 0, done.text
+    assert training.losses() == reference(4, tmp_path)
+    run = only_run(tmp_path)
+    assert len(list(run.path.glob("attempt-*/verdict.json"))) == len(faults)
+    assert not list(run.path.glob("attempt-*/launcher.log"))  # one step of srun
+    logs = "".join(path.read_text() for path in (run.path / "out").iterdir())
+    assert logs.count("starts with a fresh interpreter") == 2  # on the node whose standby was killed
+    assert len((run.path / "where" / "0").read_text().splitlines()) == 2
+
+
 def test_a_stopped_rank_is_a_hang_that_is_seen_named_and_survived(slurm: SlurmCluster, tmp_path: Path) -> None:
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
         training = Training(job=job, folder=tmp_path)

@@ -10,6 +10,7 @@ because the kernel closes the pipe. In other cases the launcher of the agents ge
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import sys
@@ -240,6 +241,10 @@ class Agents:
             if self._read > _MAX_OUT_BYTES and os.fstat(stream.fileno()).st_size == self._read:
                 os.truncate(self._folder.part(OUT_FILE), 0)  # the writer appends
                 self._read = 0
+
+    def tell(self, **order: object) -> bool:
+        """Send an order to the agents of all nodes. Returns False if no channel reaches them."""
+        return self._running is not None and self._running.write(json.dumps(order).encode() + b"\n")
 
     def forgive_silence(self) -> None:
         """Restart the silence timer of all nodes."""

@@ -108,12 +108,22 @@ class RunningStep:
         """Exit code of the launcher, None while it runs."""
         return self._child.poll()
 
+    def write(self, data: bytes) -> bool:
+        """Write to the standard input of all tasks. Returns False if they do not follow it, or are gone."""
+        with contextlib.suppress(OSError, ValueError):
+            if self._child.stdin is not None:
+                self._child.stdin.write(data)
+                self._child.stdin.flush()
+                return True
+        return False
+
     def stop(self, patience_s: float) -> None:
         """Ask the tasks to end, wait, then kill them. Never raises."""
         child = self._child
         deadline = time.monotonic() + patience_s
         if child.stdin is not None:
-            child.stdin.close()
+            with contextlib.suppress(OSError):
+                child.stdin.close()
         else:
             self._signal(self._stop_signal)
         for sig in (signal.SIGTERM, signal.SIGKILL):

@@ -79,7 +79,7 @@ def _waiting(state: RunState) -> str | None:
 def _follow(folder: RunFolder, plan: Plan, ranks: frozenset[int] | None, environ: Mapping[str, str]) -> Result:
     """Show lines until the run has ended or the user interrupts. A restarted run is followed too."""
     view = _view(plan, ranks, environ)
-    starts, said = -1, ""
+    starts, said, out, followed = -1, "", 0, 0
     with contextlib.ExitStack() as stack:
         while True:
             state = state_of(folder, environ)
@@ -89,10 +89,14 @@ def _follow(folder: RunFolder, plan: Plan, ranks: frozenset[int] | None, environ
                 said = waiting
             begun = len(attempt_folders(folder.path))
             if begun != starts:
-                stack.close()
+                before, out = out, folder.part("out").stat().st_ino
+                if out != before:  # otherwise the ranks started again in place, and write into the same files
+                    stack.close()
                 if starts >= 0:
                     _tell(folder, attempt_folders(folder.path)[starts:], plan, view)
                 starts = begun
+            if out != followed:
+                followed = out
                 tail = Tail(read_plan(folder.path), folder.part("out"), get_launcher(plan.launcher), view)
                 stack.callback(tail.close)
                 stack.callback(tail.poll)  # the last output before the files were moved

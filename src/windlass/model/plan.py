@@ -209,6 +209,19 @@ class CachePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 AgentService = Literal["cache", "heartbeat", "mps", "sampler", "stage"]
 
 
+class RestartPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How ranks start again after a failure on the same nodes."""
+
+    in_place: bool
+    """The launcher's step stays, and its rank scripts start the ranks again."""
+    because: str
+    standby: bool = False
+    """One process per node imports the modules of the ranks and forks into the new ranks."""
+    standby_because: str = ""
+    options: int = 0
+    """Number of words between the interpreter and the script in the command."""
+
+
 class AgentsPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The agents of a run: one small process on every node next to the ranks, which hosts these services."""
 
@@ -223,6 +236,7 @@ class AgentsPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How long the nodes may take to become ready."""
     because: str
     origin: Origin = BUILTIN
+    restart: RestartPlan | None = None
 
 
 ResumeWay = Literal["itself", "argument", "possible", "never"]

@@ -6,6 +6,7 @@ This module starts nothing. `windlass.agents` starts the agents with the node st
 from __future__ import annotations
 
 import re
+from pathlib import PurePath
 
 import msgspec
 
@@ -13,7 +14,7 @@ from windlass.backends.launchers import get_launcher
 from windlass.backends.launchers.base import NodeStep, NodeStepSpec
 from windlass.base.notation.hostlist import expand_hostlist
 from windlass.model.origin import Origin
-from windlass.model.plan import AgentService, AgentsPlan, Plan
+from windlass.model.plan import AgentService, AgentsPlan, Plan, RestartPlan
 from windlass.model.request import Request
 from windlass.plan.environment.modules import module_lines
 
@@ -59,6 +60,9 @@ def plan_node_step(
 
 HOSTS_FILE = "agent-hosts"
 READY_S = 30.0
+STANDBY_MB = 400
+"""Equal to `windlass.node.agent.standby.MAX_MB` (a test compares them)."""
+_OWN_DEVICES = ("--gpu-bind", "--gpus-per-task")
 STAGE_S = 4 * 3600.0
 """Deadline for agents of `windlass stage`: they are up only after staging has finished."""
 _INTERPRETER = "a Python 3.9 or newer on the node; without one, windlass sends its own"
@@ -82,7 +86,48 @@ def plan_agents(plan: Plan) -> AgentsPlan | None:
         ready_s=STAGE_S if plan.request.stage else plan.cache.ready_s if plan.cache else READY_S,
         because="; ".join(_REASONS[service] for service in services),
         origin=Origin(scope="flag", where=", ".join(_flags(plan.request, mps="mps" in services))),
+        restart=_restart(plan, services),
     )
+
+
+def _restart(plan: Plan, services: tuple[AgentService, ...]) -> RestartPlan | None:
+    """How ranks start again, or None if they never do."""
+    if "heartbeat" not in services or not plan.request.restarts_allowed:
+        return None
+    if not _step(plan, services).follows_stdin:
+        because = f"{plan.launcher} carries no orders to the agents, so each start is another {plan.launcher}"
+        return RestartPlan(in_place=False, because=because)
+    why_not, options = _standby_refusal(plan)
+    return RestartPlan(
+        in_place=True,
+        because="the rank scripts stay and start their ranks again; after a lost node the launcher starts them",
+        standby=not why_not,
+        standby_because=why_not or f"forks with the imports done, at most {STANDBY_MB} MB of memory on each node",
+        options=options,
+    )
+
+
+def _standby_refusal(plan: Plan) -> tuple[str, int]:
+    """Why the plan has no standby (empty: it has one), and the number of options of the interpreter."""
+    request, command = plan.request, plan.command
+    options = 0
+    while command[1 + options : 2 + options] and command[1 + options][:1] == "-" and command[1 + options] != "-m":
+        options += 2 if command[1 + options] in {"-W", "-X"} else 1
+    if plan.container is not None:
+        return "none: the interpreter is in the container", 0
+    if (
+        not PurePath(command[0]).name.startswith("python")
+        or len(command) < options + 2
+        or "-c" in command[1 : 1 + options]
+    ):
+        return "none: the command is not a Python script or module", 0
+    if request.profile not in {None, "torch"}:
+        return f"none: {request.profile} starts the command", 0
+    if plan.launcher == "srun" and any(
+        word.startswith(_OWN_DEVICES) and "none" not in word for entry in plan.launch for word in entry.words
+    ):
+        return f"none: {plan.launcher} gives each rank its own devices, and a fork would have those of another rank", 0
+    return "", options
 
 
 def agents_step(plan: Plan) -> NodeStep:

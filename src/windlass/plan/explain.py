@@ -356,6 +356,8 @@ def _by_agents(plan: Plan) -> dict[str, str]:
         "cpus": f"cpus {format_cpulist(agents.cpus) or 'any'}: {agents.cpus_because}",
         "ready": f"up within {agents.ready_s:g} s",
     }
+    if agents.restart is not None:
+        out["restart"] = f"restart: {agents.restart.because}; standby {agents.restart.standby_because}"
     return out | {f"argument {k}": v for k, v in _by_name(agents.launch).items()}
 
 

@@ -285,6 +285,11 @@ def _agents(plan: Plan, explain: bool) -> list[str]:
         f"interpreter: {agents.interpreter}",
         f"up within {agents.ready_s:g} s",
     ]
+    if agents.restart is not None:
+        where = "in place" if agents.restart.in_place else "by the launcher"
+        lines.append(f"restarts {where}: {agents.restart.because}")
+        if agents.restart.standby_because:
+            lines.append(f"standby process: {agents.restart.standby_because}")
     return [*lines, *_arguments(agents.launch, explain, tail=f"AGENT {RUN_DIR}/agent.pyz")]
 
 

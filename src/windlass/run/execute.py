@@ -43,7 +43,6 @@ from windlass.run.planning import Run
 from windlass.run.rendezvous import is_this_host
 from windlass.run.signals import Heard, listening
 
-_TICK_S = 0.1
 _DRAIN_S = 0.5
 
 
@@ -94,7 +93,7 @@ class Watch(Protocol):
     """Checks the ranks while they run. A higher layer creates it."""
 
     def look(self, job: StartedJob) -> str | None:
-        """Return why the ranks must be ended, or None. Called about ten times a second. May send signals to the job."""
+        """Return why the ranks must be ended, or None. May send signals to the job."""
         ...
 
 
@@ -268,7 +267,7 @@ def _watch(
     killed: float | None = None
     stopping = False
     while not job.done:
-        _pump(job, selector, heard.wakeup, _TICK_S)
+        _pump(job, selector, heard.wakeup, job.tick_s)
         job.poll()
         if sidecar is not None:
             sidecar.poll()
@@ -279,6 +278,7 @@ def _watch(
         while heard.for_ranks:
             job.pass_on(heard.for_ranks.pop(0))
         if heard.stops and not stopping and not job.done:
+            job.asked = True
             _ask_to_stop(job, heard)
             stopping, asked = True, now
         if stopping and heard.impatient and killed is None:

@@ -54,8 +54,11 @@ _OF_ATTEMPT = (
     "flight",
     "verdict.json",
     "components.json",
+    "out.since",
 )
 """Files of one start, in addition to the parts."""
+IN_PLACE = ("where", "ends", "comm", RESULT_FILE, "evidence", "flight", "verdict.json")
+"""Files of one start in place. The step of the launcher and the agents stay, and continue to write the others."""
 _OTHER_PLACE = "choose another place with --run-dir"
 _log = logging.getLogger("windlass")
 
@@ -314,8 +317,8 @@ def _of_now(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, version=PLAN_VERSION, agents=agents)
 
 
-def restart(folder: RunFolder) -> None:
-    """Prepare another start of the same run: move the files of the last start to `attempt-N`."""
+def restart(folder: RunFolder, names: tuple[str, ...] = (*_PARTS, RESULT_FILE, *_OF_ATTEMPT)) -> None:
+    """Prepare another start of the same run: move the files of the last start, or these, to `attempt-N`."""
     if not any(folder.part("out").iterdir()) and not folder.part(RESULT_FILE).exists():
         return
     for number in range(1, 10_000):
@@ -323,7 +326,7 @@ def restart(folder: RunFolder) -> None:
         if not old.exists():
             break
     old.mkdir(mode=0o700)
-    for name in (*_PARTS, RESULT_FILE, *_OF_ATTEMPT):
+    for name in names:
         if folder.part(name).exists():
             folder.part(name).rename(old / name)
     for part in _PARTS:

@@ -39,6 +39,7 @@ RUN_DIR_VARIABLE = "WINDLASS_RUN_DIR"
 _MAX_MESSAGES = 10_000
 _DAEMON_BYTES = 8192
 _LOOK_EVERY_S = 0.5
+TICK_S = 0.1
 
 
 class StartedJob(ABC):
@@ -51,6 +52,12 @@ class StartedJob(ABC):
         self.launcher: Launcher = get_launcher(plan.launcher)
         self.done = False
         self.failing = False
+        self.asked = False
+        """The ranks were asked to end, by a user or because the time is up."""
+        self.in_place = plan.agents is not None and plan.agents.restart is not None and plan.agents.restart.in_place
+        """A watch ends the other ranks when one fails: the rank scripts stay, and start them again."""
+        self.tick_s = TICK_S / 2 if self.in_place else TICK_S
+        """The longest time between two checks."""
         self.code = 0
         self.ends: list[End] = []
         self.streams: list[Lines] = []
@@ -170,7 +177,7 @@ class LauncherJob(StartedJob):
         if code is not None:
             self.done, self.code = True, code
             self.failing = self.failing or code != 0 or (self._carried and any_failed(self.folder.path))
-        elif not self.failing and self.plan.parent:
+        elif not self.failing and self.plan.parent and not self.in_place:
             leaves_others = not self.launcher.ends_others or self.launcher.hurries
             if self._carried or leaves_others:  # the launcher would not end the others, or would not wait for them
                 self._look_for_failed_rank()

@@ -1,8 +1,9 @@
 """The run's ledger of snapshots, and the heartbeat of a rank.
 
 The ledger has one line in the run folder for each snapshot that was loaded or saved. It has one line for ranks that
-left, on request or because the time was up. The process that restarts a run reads from it where the snapshots are and
-whether there was progress. A rank that windlass did not start has no run folder and writes no ledger.
+left, on request or because the time was up, and for the moments of a start. The process that restarts a run reads from
+it where the snapshots are and whether there was progress. A rank that windlass did not start has no run folder and
+writes no ledger.
 
 The heartbeat is for the watcher of this node: the step and the time, in one small local file, once a second.
 """
@@ -19,10 +20,11 @@ from windlass.node.sys.atomic import open_append
 from windlass.runtime import codes
 
 FILE = "snapshots.tsv"
-What = Literal["loaded", "saved", "left", "time-up"]
+What = Literal["loaded", "saved", "left", "time-up", "imported", "met", "stepped"]
+"""The last three are moments of a start without a snapshot, for the costs of a recovery."""
 
 
-def note(environ: Mapping[str, str], what: What, step: int, folder: Path) -> None:
+def note(environ: Mapping[str, str], what: What, step: int = 0, folder: Path = Path("/")) -> None:
     """Append `time, what, step, folder`. Never raises, because the snapshot itself is more important."""
     run_dir = environ.get(codes.RUN_DIR)
     if not run_dir:

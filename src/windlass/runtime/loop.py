@@ -200,6 +200,8 @@ class Loop:
     def step(self, step: int) -> None:
         """Handle the end of a step. This is the fast path: it costs nothing if nothing is due."""
         now = time.monotonic()
+        if self._at is None and self._peers.is_main:
+            ledger.note(self._environ, "stepped")
         self._at = step
         if now >= self._heartbeat.next_s:
             self._heartbeat.beat(step, now)

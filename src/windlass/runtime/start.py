@@ -24,7 +24,7 @@ from windlass.base.notation.counts import parse_cpulist
 from windlass.errors import MachineError, UsageError
 from windlass.node.sampler.on_request import dump_on_request, stacks_by_hand, stacks_on_request, switch_on
 from windlass.node.sys.identity import own_environ
-from windlass.runtime import codes
+from windlass.runtime import codes, ledger
 from windlass.runtime.device import Choice, choose, probe
 from windlass.runtime.place import RankPlace, find_place
 from windlass.runtime.run import Run, close_at_exit, first_line, say
@@ -98,9 +98,12 @@ def init(
         master_port=place.master_port,
         timeout_s=limit_s,
     )
+    if run.is_main:
+        ledger.note(environ, "imported")
     if process_group:
         _meet(torch, run, choice, environ)
     if run.is_main:
+        ledger.note(environ, "met")
         say(_summary(run, choice, restored))
     return run
 

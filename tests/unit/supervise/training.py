@@ -1,10 +1,10 @@
 """A small deterministic training with snapshots, and faults on request: `training.py FOLDER STEPS [options]`.
 
-Rank 0 appends `<step> <loss in hex> <time>` to --losses at each step. A fault happens once for each time it is named: a
-mark in --marks says that it has been. `--fault kill:20:1` kills rank 1 at step 20, `stop` stops it, `raise` raises,
+Rank 0 appends `<step> <loss in hex> <time>` to --losses at each step. A fault happens once for each time it is named:
+a mark in --marks says that it has been. `--fault kill:20:1` kills rank 1 at step 20, `stop` stops it, `raise` raises,
 `wait` sleeps, `torn` kills it in the middle of a save, `corrupt` destroys the newest snapshot and then kills it,
-`limit` lets all its later saves fail by a limit on file size, `fill` fills the file system of the snapshots, `free`
-frees it again.
+`warm` waits until the node has a standby process and then kills it, `bare` kills the standby, too, `limit` lets all
+its later saves fail by a limit on file size, `fill` fills the file system of the snapshots, `free` frees it again.
 """
 
 from __future__ import annotations
@@ -75,6 +75,20 @@ def fill(path: Path) -> None:
             file.write(bytes(4096))
 
 
+def wait_for_standby(*, kill: bool) -> None:
+    """Until the standby process of this node can fork."""
+    folder = Path(os.environ["WINDLASS_HEARTBEAT"]).parent
+    for _ in range(600):
+        if (folder / "standby.socket").exists():
+            break
+        time.sleep(0.1)
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if kill and bytes(folder / "standby.py") in words and os.getpid() != int(path.parent.name):
+                os.kill(int(path.parent.name), signal.SIGKILL)
+
+
 def misbehave(args: argparse.Namespace, rank: int, step: int) -> None:
     for at, fault in enumerate(args.fault):
         kind, when, who = fault.split(":")
@@ -96,7 +110,10 @@ def misbehave(args: argparse.Namespace, rank: int, step: int) -> None:
             Path(args.folder).with_name("filler").unlink()
         if kind == "limit":
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-        if kind in {"kill", "torn", "corrupt"}:
+        if kind in {"warm", "bare"}:
+            wait_for_standby(kill=kind == "bare")
+            mark.write_text(f"{time.time():.6f} {os.getpid()}\n")
+        if kind in {"kill", "torn", "corrupt", "warm", "bare"}:
             os.kill(os.getpid(), signal.SIGKILL)
         if kind == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
@@ -18,7 +19,7 @@ from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.plan.profile import PROFILE_FOLDER
 from windlass.run.failure.ends import newest_step, read_ledger
-from windlass.run.failure.verdict import attempt_folders, read_verdict
+from windlass.run.failure.verdict import Times, attempt_folders, read_verdict
 from windlass.run.folder import RunFolder, read_plan
 from windlass.run.supervise.attempts import records
 from windlass.run.supervise.runs import state_of
@@ -37,6 +38,8 @@ class AttemptLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     cause: str = ""
     then: str = ""
     to_step: int | None = None
+    recovery: dict[str, float] = {}
+    """Seconds from this end to the first step of the next start, by part. A part includes unknown ones before it."""
 
 
 class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,7 +221,8 @@ def _measured(folder: RunFolder, job: Job, notes: list[str]) -> Measured:
 
 def _attempts(folder: RunFolder, notes: list[str]) -> tuple[AttemptLine, ...]:
     found = []
-    for number, path in enumerate((*attempt_folders(folder.path), folder.path), start=1):
+    paths = (*attempt_folders(folder.path), folder.path)
+    for number, path in enumerate(paths, start=1):
         verdict = read_verdict(path)
         try:
             record = RunFolder(path).result()
@@ -234,9 +238,27 @@ def _attempts(folder: RunFolder, notes: list[str]) -> tuple[AttemptLine, ...]:
                 cause=verdict.cause.line() if verdict else "",
                 then=f"{verdict.decision.action} ({verdict.decision.why})" if verdict else "",
                 to_step=verdict.to_step if verdict else None,
+                recovery=_recovery(folder, verdict.times, paths[number]) if verdict and number < len(paths) else {},
             )
         )
     return tuple(found)
+
+
+def _recovery(folder: RunFolder, times: Times, following: Path) -> dict[str, float]:
+    """What the recovery from a failure cost, from the verdict, the reports of the next ranks and the ledger."""
+    begun = [path.stat().st_mtime for path in (following / "where").glob("*")]
+    moments = [("detect", times.noticed), ("end", times.ended), ("decide", times.decided)]
+    moments.append(("start", min(begun) if begun else None))
+    lines = [line for line in read_ledger(folder.path) if line.at > times.decided]
+    for part, what in (("import", "imported"), ("meet", "met"), ("load", "loaded"), ("first step", "stepped")):
+        moments.append((part, next((line.at for line in lines if line.what == what), None)))
+    spent: dict[str, float] = {}
+    before = times.failed
+    for part, at in moments if before is not None else ():
+        if at is not None and before is not None:  # a part that overlaps the one before takes no time of its own
+            spent[part] = round(max(at - before, 0.0), 3)
+            before = max(at, before)
+    return spent
 
 
 def _profiles(folder: RunFolder) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from html import escape
 from windlass.base.notation.counts import counted, duration_text
 from windlass.base.notation.shell import quote_words
 from windlass.base.pages.svg import Chart, Series, figures, heat_map, line_chart, whole_page
-from windlass.diagnose.report.gather import RankSummary, RunReport
+from windlass.diagnose.report.gather import AttemptLine, RankSummary, RunReport
 from windlass.diagnose.report.measured import HeatMap, Span
 from windlass.model.finding import findings_html
 
@@ -26,6 +26,7 @@ def report_text(report: RunReport, findings: list[str]) -> str:
         for attempt in report.attempts:
             took = f", {attempt.seconds:.0f} s" if attempt.seconds is not None else ""
             lines.append(f"  {attempt.number}: {attempt.outcome}{took}{'; ' + attempt.cause if attempt.cause else ''}")
+            lines += [f"     recovery: {text}" for text in recovery_text(attempt)]
     slow = slowest(report)
     if slow:
         lines += ["", f"{'rank':>6} {'step ms':>9} {'waits for data':>15} {'communicates':>13}  node"]
@@ -220,15 +221,27 @@ def _ranks(report: RunReport) -> list[str]:
     return [f"<h2>Ranks</h2><p class=soft>{title}</p><table><tr>{head}</tr>{rows}</table>"]
 
 
+_COLUMNS = ("start", "ended", "after", "because", "then", "saved up to step", "recovery")
+
+
+def recovery_text(attempt: AttemptLine) -> tuple[str, ...]:
+    """What the recovery after this start cost, or nothing."""
+    if not attempt.recovery:
+        return ()
+    parts = ", ".join(f"{part} {seconds:.2f} s" for part, seconds in attempt.recovery.items())
+    return (f"{sum(attempt.recovery.values()):.2f} s ({parts})",)
+
+
 def _attempts(report: RunReport) -> list[str]:
     if len(report.attempts) < 2 and not any(attempt.cause for attempt in report.attempts):
         return []
     rows = "".join(
         f"<tr><td>{a.number}</td><td>{escape(a.outcome)}</td><td>{escape(duration_text(a.seconds))}</td>"
-        f"<td>{escape(a.cause)}</td><td>{escape(a.then)}</td><td>{'' if a.to_step is None else a.to_step}</td></tr>"
+        f"<td>{escape(a.cause)}</td><td>{escape(a.then)}</td><td>{'' if a.to_step is None else a.to_step}</td>"
+        f"<td>{''.join(recovery_text(a))}</td></tr>"
         for a in report.attempts
     )
-    head = "".join(f"<th>{name}</th>" for name in ("start", "ended", "after", "because", "then", "saved up to step"))
+    head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
     return [f"<h2>Starts and failures</h2><table><tr>{head}</tr>{rows}</table>"]
 
 

@@ -13,15 +13,19 @@ because stores and watchdogs also write during a hang.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pkgutil
 import shutil
+import signal
 import time
 from typing import Any
 
 from windlass.node.agent.diagnostics import oom_kills
 from windlass.node.agent.host import NodeContext
-from windlass.node.sys.identity import kill_marked, marked
+from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.identity import kill_marked, marked, start_of
 from windlass.node.sys.reading import open_plain
 
 _LOOKS, _LOOK_S = 10, 3.0
@@ -29,6 +33,14 @@ _LOOKS, _LOOK_S = 10, 3.0
 _IO_BYTES = 256 << 10
 """Less input and output than this per silence limit is not work: stores and watchdogs also cause some."""
 _CPU_SHARE = 0.5
+_COPIED = {
+    "standby.py": "standby.py",
+    "standby_ask.py": "standby_ask.py",
+    "modules_hook.py": "python/sitecustomize.py",
+}
+"""Programs of this package for the rank scripts, which the ranks' Python runs."""
+_END_S = 0.1
+"""Ranks that lost another rank cannot finish a step. After SIGTERM they get this long before SIGKILL."""
 ALIVE = '{"alive":1}'
 
 
@@ -60,11 +72,30 @@ class WatchService:
         self._alive_at = 0.0
         self._oom = oom_kills()
         self._oom_told = 0
+        self._standby_told = False
 
     def start(self) -> None:
         sweep(self._base)
         shutil.rmtree(self.folder, ignore_errors=True)
-        os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        os.makedirs(os.path.join(self.folder, "python"), mode=0o700, exist_ok=True)
+        for module, name in _COPIED.items():
+            replace_file(os.path.join(self.folder, name), pkgutil.get_data(__package__, module) or b"")
+
+    def obey(self, order: dict[str, Any]) -> list[str]:
+        """Do what windlass orders between two starts of the ranks in place: end them all, or start them again."""
+        if order["order"] == "end":
+            end_ranks(self.folder, self._mark.encode("utf-8", "surrogateescape"))
+            return [json.dumps({"ended": order["attempt"], "oom": oom_kills() - self._oom})]
+        for name in os.listdir(self.folder):
+            if name.isdigit():
+                os.unlink(os.path.join(self.folder, name))
+        self._steps, self._moved, self._beats, self._silent = {}, time.monotonic(), False, False
+        for name in os.listdir(self.folder):
+            if name.endswith(".order"):
+                script = os.open(os.path.join(self.folder, name), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                os.write(script, b"%d\n" % order["attempt"])
+                os.close(script)
+        return []
 
     def news(self) -> list[str]:
         said: list[dict[str, Any]] = []
@@ -85,6 +116,7 @@ class WatchService:
             said.append({"silent": round(now - self._moved, 1), "step": behind, "ranks": _at(steps, behind)})
         if limit and now - self._asked >= min(limit / _LOOKS, _LOOK_S):
             said += self._news_of_writes(limit) + self._news_of_work(limit)
+        said += self._news_of_standby()
         killed = oom_kills() - self._oom
         if killed > self._oom_told:
             said.append({"oom": killed - self._oom_told})
@@ -93,6 +125,16 @@ class WatchService:
         if alive:
             self._alive_at = now
         return [json.dumps(news, separators=(",", ":")) for news in said] + [ALIVE] * alive
+
+    def _news_of_standby(self) -> list[dict[str, Any]]:
+        """Report the standby process once, when it is ready or has decided not to stay."""
+        said: list[dict[str, Any]] = []
+        if not self._standby_told:
+            with contextlib.suppress(OSError, ValueError):
+                with open_plain(os.path.join(self.folder, "standby.json")) as file:
+                    said.append({"standby": json.loads(file.read(1 << 16))})
+                self._standby_told = True
+        return said
 
     def _news_of_writes(self, limit: float) -> list[dict[str, Any]]:
         """Report when ranks begin to write, and when none has written for `limit` seconds."""
@@ -143,6 +185,55 @@ class WatchService:
         figures["swept"] = kill_marked(self._mark.encode("utf-8", "surrogateescape"), 5.0)
         shutil.rmtree(self.folder, ignore_errors=True)
         return figures
+
+
+def end_ranks(folder: str, mark: bytes) -> None:
+    """End the ranks of this node that still run, and all other processes of this start that ranks have left.
+
+    The rank scripts stay, and so do their other children: the standby process, and copies of output.
+    """
+    roots, scripts = _numbers(folder, ".pid"), _numbers(folder, ".script")
+    pids = {pid: start_of(pid) for pid in _below(roots)}
+    give_up = time.monotonic() + _END_S
+    for pid in roots:
+        _signal(pid, pids[pid], signal.SIGTERM)
+    while any(start and start_of(pid) == start for pid, start in pids.items()) and time.monotonic() < give_up:
+        time.sleep(0.01)
+    for pid in marked(mark):
+        with contextlib.suppress(OSError, IndexError), open("/proc/%d/stat" % pid, "rb") as file:
+            if int(file.read().rpartition(b")")[2].split()[1]) not in scripts:
+                pids.setdefault(pid, start_of(pid))
+    for pid, start in pids.items():
+        _signal(pid, start, signal.SIGKILL)
+
+
+def _numbers(folder: str, suffix: str) -> set[int]:
+    """Return the process numbers in the files of this kind that the rank scripts wrote."""
+    found = set()
+    for name in os.listdir(folder):
+        if name.endswith(suffix):
+            with contextlib.suppress(OSError, ValueError), open_plain(os.path.join(folder, name)) as file:
+                found |= {int(word) for word in file.read(1 << 12).split()}
+    return found
+
+
+def _below(roots: set[int]) -> set[int]:
+    found, todo = set(roots), list(roots)
+    while todo:
+        pid = todo.pop()
+        with contextlib.suppress(OSError):
+            for task in os.listdir("/proc/%d/task" % pid):
+                with open_plain("/proc/%d/task/%s/children" % (pid, task)) as file:
+                    fresh = {int(word) for word in file.read().split()} - found
+                found |= fresh
+                todo += fresh
+    return found
+
+
+def _signal(pid: int, start: str, number: int) -> None:
+    if start and start_of(pid) == start:
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
 
 
 def sweep(base: str) -> None:

@@ -215,10 +215,24 @@ class _Host:
             os.write(self._ask_to_stop, b"x")
 
     def _follow_stdin(self) -> None:
+        """Handle the orders that arrive, one JSON object per line, until standard input ends."""
+        data = b""
         with contextlib.suppress(OSError):
-            while os.read(0, 4096):
-                pass
+            while more := os.read(0, 4096):
+                *lines, data = (data + more).split(b"\n")
+                for line in lines:
+                    self._obey(line)
         os.write(self._ask_to_stop, b"x")
+
+    def _obey(self, line: bytes) -> None:
+        for name, service in self._services:
+            try:
+                said = service.obey(json.loads(line)) if hasattr(service, "obey") else []
+            except Exception as error:
+                say(node=self._node.number, agent="cannot do %r: %s" % (line[:80], error))
+                continue
+            for text in said:
+                say(node=self._node.number, service=name, news=text)
 
     def _watch(self) -> None:
         while not select.select([self._stop], [], [], _WATCH_EVERY_S)[0]:

@@ -52,16 +52,16 @@ def _install() -> "Any":
         _profiling = __import__("windlass_profiler")
     _on_request = __import__("windlass_on_request")
     _on_request.stacks_on_request(environ.get("WINDLASS_HEARTBEAT"))
-    atexit.register(_settle_gloo)
+    atexit.register(_settle_gloo, __import__("windlass_gloo_exit"))  # at exit, this directory is not in sys.path
     _say_python(path)
     sys.meta_path.insert(0, _AfterImport(_modules()))
     atexit.register(_recorder.close)
     os.register_at_fork(after_in_child=_recorder.forget)
 
 
-def _settle_gloo() -> "Any":
+def _settle_gloo(gloo_exit: "Any") -> "Any":
     if "torch.distributed.distributed_c10d" in sys.modules:
-        __import__("windlass_gloo_exit").settle()
+        gloo_exit.settle()
 
 
 def _say_python(path: "Any") -> "Any":

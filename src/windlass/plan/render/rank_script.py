@@ -11,7 +11,7 @@ from windlass.backends.launchers import get_launcher
 from windlass.backends.launchers.base import SIGNAL_FILE
 from windlass.base.notation.counts import counted, format_cpulist
 from windlass.base.notation.shell import comment, expandable, fillable, quote
-from windlass.model.plan import Plan
+from windlass.model.plan import Plan, RestartPlan
 from windlass.plan.cache import agents_folder, command_lines, view_folder_lines, view_lines
 from windlass.plan.environment.modules import rank_activation_lines
 from windlass.plan.environment.ranks import RANK_VARIABLES
@@ -21,6 +21,7 @@ from windlass.plan.render.parts import part
 from windlass.plan.render.rank_lines import cache_lines, container_lines, live_command, live_start
 from windlass.plan.render.variables import JobFacts, environment_lines
 
+RESUME_ME = 85  # defined in windlass.runtime.codes (a test compares the two)
 EXIT_BROKEN = 70
 """Exit code of a rank script that cannot start the command for a reason in the script."""
 
@@ -241,13 +242,17 @@ def _traps(plan: Plan) -> list[str]:
     # A process that received the signal itself does not get it again. Exceptions are an interrupt, which it ignores,
     # and a signal that arrived before the process existed.
     told = '[ -n "$w_child" ] || ' if get_launcher(plan.launcher).reaches_groups else ""
+    leaving, held = "", ""
+    if _restart(plan):
+        leaving, held = "w_leaving=1; ", '[ -z "$w_holding" ] || { echo end >&8; return; }; '
     forward = [
-        f"trap '{told if got == send and not (got == 'USR2' and plan.trainer) else ''}w_forward {send}' {got}"
+        f"trap '{leaving if send in {'HUP', 'TERM'} else ''}"
+        f"{told if got == send and not (got == 'USR2' and plan.trainer) else ''}w_forward {send}' {got}"
         for got, send in sent.items()
         if got != carrier
     ]
     carried = part("carrier", launcher=plan.launcher, carrier=carrier, file=SIGNAL_FILE) if carrier else []
-    return part("traps", forward=[*forward, *carried], meant=_meant(plan))
+    return part("traps", forward=[*forward, *carried], meant=_meant(plan), held=held)
 
 
 def _meant(plan: Plan) -> str:
@@ -281,13 +286,39 @@ def _start(plan: Plan, *, watched: bool, live: bool) -> list[str]:
         *(part("last_line") if launcher.glues_last_lines and watched else ()),
         *(part("live_end") if live else ()),
     ]
+    restart = _restart(plan)
+    standby = restart is not None and restart.standby
+    seat = part("seat", pid="$w_child")
+    command = "w_begin" if standby else "exec"
+    quiet = f"trap '' {' '.join(deaf)}; " if deaf else ""
+    child = f'({quiet}{command} "$@") <&0{" 8>&-" if restart else ""} &'
     return part(
         "start",
         no_alarm=part("no_alarm") if alarm else (),
-        child=f"(trap '' {' '.join(deaf)}; exec \"$@\") <&0 &" if deaf else '"$@" <&0 &',
-        seat=part("seat", pid="$w_child"),
+        loop=[*_orders(plan, restart), *part("loop"), *(part("forked") if standby else ())] if restart else (),
+        child=child if deaf or restart else '"$@" <&0 &',
+        pid=part("pid") if restart else (),
+        seat=part("own_seat", seat=seat) if standby else seat,
         alarm=part("alarm") if alarm else (),
         late_end=part("late_end") if launcher.hurries and carrier and watched else (),
         end=end,
+        hold=part("hold", resume=str(RESUME_ME)) if restart else (),
         asked=part("asked") if carrier else (),
     )
+
+
+def _restart(plan: Plan) -> RestartPlan | None:
+    """How this script starts its rank again after a failure, or None if it ends then."""
+    restart = plan.agents.restart if plan.agents is not None else None
+    return restart if restart is not None and restart.in_place else None
+
+
+def _orders(plan: Plan, restart: RestartPlan) -> list[str]:
+    """Lines that prepare the script for orders, and start the standby process of the node."""
+    if not restart.standby:
+        return part("orders")
+    words = " ".join(quote(word) for word in plan.command[1 : 1 + restart.options])
+    return [
+        *part("orders"),
+        *part("standby", python=f'"$1" {words}'.strip(), options=str(restart.options)),
+    ]

@@ -102,6 +102,8 @@ def _seconds(text: str) -> float:
 
 
 LEDGER_FILE = "snapshots.tsv"
+MOMENTS = ("imported", "met", "stepped")
+"""Lines that name no snapshot."""
 _END_OF_TIME = 1 << 40
 _MAX_STEP = 1 << 62
 
@@ -134,4 +136,4 @@ def read_ledger(run_dir: Path) -> list[Saved]:
 
 def newest_step(lines: list[Saved]) -> int | None:
     """Return the highest step in any snapshot of the run."""
-    return max((line.step for line in lines), default=None)
+    return max((line.step for line in lines if line.what not in MOMENTS), default=None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from windlass.backends.launchers import get_launcher
@@ -12,7 +14,8 @@ from windlass.backends.launchers.base import Launcher, NodeLogReader
 from windlass.base.notation.hostlist import expand_hostlist
 from windlass.errors import MachineError
 from windlass.model.plan import Plan
-from windlass.node.sys.reading import cut_lines, open_plain
+from windlass.node.sys.atomic import open_append, replace_file
+from windlass.node.sys.reading import cut_lines, open_plain, read_text
 
 _TAIL_BYTES = 4 << 20
 _MAX_LINE = 1 << 20
@@ -28,6 +31,8 @@ class RankLogs:
     ranks_per_node: int
     hosts: tuple[str, ...] = ()
     """The scheduler's host names. Empty for a run on this machine only."""
+    since: Mapping[str, int] = field(default_factory=dict)
+    """Size of each file when the last start in place began. Only later lines count as evidence."""
 
     @property
     def world_size(self) -> int:
@@ -35,7 +40,7 @@ class RankLogs:
 
     def path(self, rank: int) -> Path:
         """Return the file that contains this rank's output."""
-        return self._node_path(rank // self.ranks_per_node)
+        return self.node_path(rank // self.ranks_per_node)
 
     def host(self, rank: int, said: str) -> str:
         """Return the scheduler's name for the host of a rank.
@@ -53,7 +58,8 @@ class RankLogs:
         """
         wanted = None if ranks is None else frozenset(ranks)
         for node in self._nodes_of(wanted):
-            yield from self._read(self._node_path(node), wanted, 0)
+            path = self.node_path(node)
+            yield from self._read(path, wanted, max(self.since.get(path.name, 0) - 1, 0))
 
     def last_lines(self, ranks: Iterable[int], count: int) -> dict[int, tuple[str, ...]]:
         """Return the last lines of each of these ranks. Empty for a rank without output or with an unreadable file."""
@@ -72,17 +78,18 @@ class RankLogs:
 
         Empty if the file cannot be read.
         """
-        path = self._node_path(node)
+        path = self.node_path(node)
         found: dict[int, deque[str]] = {}
         try:
-            start = 0 if whole else max(0, path.stat().st_size - _TAIL_BYTES)
+            since = self.since.get(path.name, 0)
+            start = max(since - 1, 0 if whole else path.stat().st_size - _TAIL_BYTES, 0)
             for rank, text in self._read(path, None, start):
                 found.setdefault(rank, deque(maxlen=count)).append(text)
         except (OSError, MachineError):
             return {}
         return {rank: tuple(lines) for rank, lines in found.items()}
 
-    def _node_path(self, node: int) -> Path:
+    def node_path(self, node: int) -> Path:
         return self.folder / "out" / self.launcher.node_log.format(node_rank=node)
 
     def _nodes_of(self, ranks: frozenset[int] | None) -> Iterable[int]:
@@ -107,6 +114,34 @@ class RankLogs:
                     yield rank, text
 
 
+SINCE_FILE = "out.since"
+
+
+def mark_logs(logs: RankLogs) -> dict[str, int]:
+    """Record where the logs end now: another start in place begins. Returns the sizes."""
+    sizes = {path.name: path.stat().st_size for path in (logs.folder / "out").iterdir()}
+    replace_file(str(logs.folder / SINCE_FILE), json.dumps(sizes).encode())
+    return sizes
+
+
+def keep_logs(logs: RankLogs, sizes: Mapping[str, int], folder: Path) -> None:
+    """Copy what one start wrote into the folder of its attempt. `logs` are those of that start. Never raises."""
+    with contextlib.suppress(OSError):
+        (folder / "out").mkdir(mode=0o700, exist_ok=True)
+        for name, end in sizes.items():
+            with open_plain(logs.folder / "out" / name) as log, open_append(folder / "out" / name) as kept:
+                log.seek(logs.since.get(name, 0))
+                while data := log.read(min(_MAX_LINE, end - log.tell())):
+                    kept.write(data)
+
+
+def _since(folder: Path) -> dict[str, int]:
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(read_text(folder / SINCE_FILE))
+        return {name: size for name, size in found.items() if isinstance(size, int)}
+    return {}
+
+
 def rank_logs(plan: Plan, folder: Path) -> RankLogs:
     """Return the logs of a plan's ranks in this folder."""
     return RankLogs(
@@ -115,4 +150,5 @@ def rank_logs(plan: Plan, folder: Path) -> RankLogs:
         nodes=plan.nodes,
         ranks_per_node=plan.ranks_per_node,
         hosts=expand_hostlist(plan.hosts) if plan.hosts else (),
+        since=_since(folder),
     )

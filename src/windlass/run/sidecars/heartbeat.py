@@ -72,6 +72,7 @@ class HeartbeatSidecar:
         self._log_read = 0
         self._gone: set[str] = set()
         self._mute: set[str] = set()
+        self._told: set[str] = set()
         self.up = False
         self.beats: set[str] = set()
         """Hosts whose ranks send heartbeats."""
@@ -85,6 +86,8 @@ class HeartbeatSidecar:
         """Hosts whose ranks use their processors."""
         self._polled = time.monotonic()
         self.oom: set[str] = set()
+        self.down: dict[str, int] = {}
+        """Hosts that have ended their ranks on request, with the number of the attempt."""
         self.figures: dict[str, dict[str, Any]] = {}
         """Last figures of each host's service."""
 
@@ -173,7 +176,23 @@ class HeartbeatSidecar:
         for hosts in (self.writing, self.reading, self.computing):
             hosts.discard(host)
 
+    def order(self, what: str, attempt: int) -> bool:
+        """Order all agents to `end` the ranks of an attempt, or to `start` the next one. False: they cannot be told."""
+        for host in self._hosts if what == "start" else ():
+            self._forget(host)
+        return self.up and not self._gone and self._agents.tell(order=what, attempt=attempt)
+
+    def is_down(self, attempt: int) -> bool:
+        """Return whether every host has ended the ranks of this attempt."""
+        return all(self.down.get(host) == attempt for host in self._hosts)
+
     def _take(self, host: str, news: dict[str, Any]) -> None:
+        if "ended" in news:
+            self.down[host] = news["ended"]
+        if news.get("oom"):
+            self.oom.add(host)
+        if "standby" in news:
+            self._tell_standby(host, news["standby"])
         if "beats" in news:
             self.beats.add(host)
         if "silent" in news:
@@ -183,8 +202,15 @@ class HeartbeatSidecar:
         for word, hosts in (("writes", self.writing), ("reads", self.reading), ("computes", self.computing)):
             if word in news:
                 (hosts.add if news[word] else hosts.discard)(host)
-        if "oom" in news:
-            self.oom.add(host)
+
+    def _tell_standby(self, host: str, about: dict[str, Any]) -> None:
+        """Report a node without a standby, and modules that it cannot import. Once if all nodes report the same."""
+        names = ", ".join(about["left_out"])
+        said = f"it leaves out {names}, which start threads or open devices when imported" if names else ""
+        text = f"no standby process: {about['off']}" if about["off"] else said and f"standby process: {said}"
+        if text and text not in self._told:
+            self._told.add(text)
+            self._view.note(f"windlass: {host}: {text}")
 
     def stop(self) -> None:
         self._ending = True

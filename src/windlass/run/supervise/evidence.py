@@ -114,7 +114,10 @@ def disposition_of(status: JobStatus, *, restarts: int, late: bool) -> JobDispos
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """An ended attempt. `stacks`: the reports of the nodes during a hang, if it hung."""
+    """An ended attempt. `stacks`: the reports of the nodes during a hang, if it hung.
+
+    `step` is the number of the attempt with which the launcher's step started. `in_place`: that step still runs.
+    """
 
     number: int
     plan: Plan
@@ -123,6 +126,8 @@ class Ended:
     watch: HeartbeatMonitor
     stacks: NodeReport | None
     deadline_s: float | None = None
+    step: int = 0
+    in_place: bool = False
 
     @property
     def left_early(self) -> bool:
@@ -144,7 +149,7 @@ def gather(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> tuple
     told = observe_end(plan, folder, ended.end)
     time_up = told.time_up or _time_up(ended, told, folder)
     after = (
-        None if ended.end.stopped or time_up else _diagnose_after(ended, folder, environ)
+        None if ended.end.stopped or ended.in_place or time_up else _diagnose_after(ended, folder, environ)
     )  # at the end of the allocation, time is short
     where, odd = _rank_states(ended, rank_logs(plan, folder.path))
     seen = msgspec.structs.replace(
@@ -179,7 +184,7 @@ def _time_up(ended: Ended, told: Observed, folder: RunFolder) -> bool:
 
 
 def _diagnose_after(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> NodeReport:
-    mark = f"WINDLASS_PLACE={folder.run_id}.{ended.number}."
+    mark = f"WINDLASS_PLACE={folder.run_id}.{ended.step}."
     return diagnose_nodes(ended.plan, folder, environ, "after", mark=mark, seconds=time.time() - ended.end.started)
 
 

@@ -70,6 +70,12 @@ class HeartbeatMonitor:
         self.lost: tuple[str, ...] = ()
         """Nodes that became silent and did not respond to a check."""
 
+    def restart(self) -> None:
+        """Begin again with another attempt of the same ranks."""
+        self._began = self._moved = time.monotonic()
+        self._output = (0, {})
+        self.noticed, self.hang = None, None
+
     def look(self, job: StartedJob) -> str | None:
         if job.failing:
             self.noticed = self.noticed or time.time()

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -24,11 +26,11 @@ from windlass.plan.inputs import Secrets
 from windlass.plan.render.rank_script import REQUEUE_FOLDER, REQUEUE_SAVED, requeue_script
 from windlass.plan.render.variables import SECRETS_FILE, JobFacts
 from windlass.run.bad_nodes import forgive, remember_node
-from windlass.run.execute import execute, prepare
+from windlass.run.execute import RanksEnd, execute, prepare
 from windlass.run.failure.decide import Decision, Past, RestartOptions
 from windlass.run.failure.root_cause import RESUME_ME, Cause, Observed
 from windlass.run.failure.verdict import Attempt, attempt_folders, ending_lines, past_attempts, past_of
-from windlass.run.folder import RunFolder, restart
+from windlass.run.folder import IN_PLACE, RunFolder, restart
 from windlass.run.jit_caches import finish_caches
 from windlass.run.planning import Run
 from windlass.run.rendezvous import plan_hosts
@@ -39,6 +41,7 @@ from windlass.run.supervise.attempts import own, release
 from windlass.run.supervise.checkpoints import after_attempt, with_checkpoint
 from windlass.run.supervise.evidence import Ended, NodeReport, diagnose_nodes, gather, nodes_that_answer
 from windlass.run.supervise.heartbeat_monitor import HeartbeatMonitor, margin_s
+from windlass.run.supervise.in_place import InPlace
 from windlass.run.supervise.replan import BATCH_FILE, next_plan, resubmit, spare_hosts
 from windlass.run.verdict import Judgement, good_end, judge_attempt, save_record
 
@@ -90,8 +93,9 @@ def _keep_alive(live: Supervised, last: list[RunRecord]) -> RunRecord:
         plan = with_checkpoint(plan, live.folder)
         live.folder.save_plan(plan, Secrets())
         this = dataclasses.replace(live, plan=plan)
+        again = functools.partial(_again_in_place, this, past, bad, session, began)
         with listening():
-            ended = _attempt(this, number, began)
+            ended = _attempt(this, number, began, again)
             for line in after_attempt(plan, live.folder, ended.end.started):
                 live.view.note(line)
             if ended.complete or ended.end.stopped:  # needs no evidence, which must not prevent this record
@@ -122,7 +126,28 @@ def _keep_alive(live: Supervised, last: list[RunRecord]) -> RunRecord:
         plan = next_plan(plan, live.context, bad)
 
 
-def _attempt(live: Supervised, number: int, began: float) -> Ended:
+def _again_in_place(
+    live: Supervised, past: list[Past], bad: frozenset[str], session: str, began: float, ended: Ended
+) -> int | None:
+    """Judge an attempt whose rank scripts wait. Returns the number of the next one, or None if it needs a new step."""
+    for line in after_attempt(live.plan, live.folder, ended.end.started):
+        live.view.note(line)
+    judged = _judge(live, ended, tuple(past), bad, session, began)
+    verdict = judged.verdict
+    if verdict is None or verdict.decision.action != "restart" or verdict.decision.bad is not None:
+        return None
+    if ended.number > ended.step and verdict.to_step is None:
+        return None  # a start in place did not help
+    if with_checkpoint(live.plan, live.folder).command != live.plan.command:
+        return None  # the rank scripts have the command of their start
+    past.append(past_of(verdict))
+    for line in ending_lines(verdict, judged.record, live.folder.path, shown=live.view.shows, supervised=True):
+        live.view.note(line)
+    restart(live.folder, IN_PLACE)
+    return len(attempt_folders(live.folder.path))
+
+
+def _attempt(live: Supervised, number: int, began: float, again: Callable[[Ended], int | None]) -> Ended:
     plan = live.plan
     stacks: list[NodeReport] = []
     request = plan.request
@@ -150,17 +175,31 @@ def _attempt(live: Supervised, number: int, began: float) -> Ended:
         live.folder.write(f"{REQUEUE_FOLDER}/scontrol", requeue_script(), mode=0o700)
     sidecars = compose_sidecars(live, facts, hosts)
     assert sidecars.heartbeat is not None  # a supervised request always has it
-    watch.signs = sidecars.heartbeat
-    end = execute(live, facts, hosts, sidecars.whole, watch)
-    return Ended(
-        number=number,
-        plan=plan,
-        end=end,
-        sidecar=sidecars.heartbeat,
-        watch=watch,
-        stacks=stacks[0] if stacks else None,
-        deadline_s=live.deadline_s,
-    )
+    watch.signs = heartbeat = sidecars.heartbeat
+
+    def ended(end: RanksEnd, *, runs: bool) -> Ended:
+        end = dataclasses.replace(end, started=place.started)
+        return Ended(
+            number=place.number,
+            plan=plan,
+            end=end,
+            sidecar=heartbeat,
+            watch=watch,
+            stacks=stacks[-1] if stacks else None,
+            deadline_s=live.deadline_s,
+            step=number,
+            in_place=runs,
+        )
+
+    def again_in_place(code: int) -> int | None:
+        end = RanksEnd(hosts=hosts, code=code, failing=True, started=place.started, ended=time.time())
+        next_number = again(ended(end, runs=True))
+        if next_number is not None:
+            stacks.clear()
+        return next_number
+
+    place = InPlace(watch, heartbeat, number, again_in_place)
+    return ended(execute(live, facts, hosts, sidecars.whole, place), runs=False)
 
 
 def _judge(

@@ -63,7 +63,7 @@ printf '%s\t%s\t%s\t%s\t%s\n' "$w_rank" "$w_host" "$w_got" "$w_device" "@pid@" >
 # This script stays the parent and reports the end: nobody else can wait for the rank.
 # A shell starts background commands with SIGINT ignored, so an interrupt is passed on as SIGTERM.
 w_child= w_early=
-w_forward() { @meant@if [ -n "$w_child" ]; then kill -"$1" "$w_child" 2>/dev/null; else w_early=$1; fi; }
+w_forward() { @meant@@held@if [ -n "$w_child" ]; then kill -"$1" "$w_child" 2>/dev/null; else w_early=$1; fi; }
 @forward@
 #: carrier
 # @launcher@ hands on SIG@carrier@ alone, to all processes of the rank; the file says what is meant.
@@ -81,11 +81,60 @@ trap w_carried @carrier@
 trap '' ALRM
 #: alarm
 trap 'w_forward TERM' ALRM
+#: orders
+
+# Where windlass tells this script to start its rank again, on this node.
+w_attempt= w_leaving= w_holding= w_orders="$w_beats/$w_rank.order"
+if [ -d "$w_beats" ] && (PATH=$w_path; mkfifo -m 600 "$w_orders") 2>/dev/null; then
+  exec 8<>"$w_orders"; echo "$$" > "$w_beats/$w_rank.script"
+else
+  w_orders=
+fi
+w_hold() {  # windlass orders the number of the next start, or asks this script to end
+  w_holding=1 w_child=
+  w_attempt=; read -r w_attempt <&8 || :
+  w_holding=
+  case $w_attempt in ""|*[!0-9]*) return 1 ;; esac
+  export WINDLASS_ATTEMPT=$w_attempt
+}
+#: standby
+# One process of this node imports what the ranks import. It forks when a rank must start again.
+if [ -n "$w_orders" ]; then
+  export PYTHONPATH="$w_beats/python${PYTHONPATH:+:$PYTHONPATH}"
+  if [ "$w_local_rank" = 0 ]; then
+    (unset WINDLASS_STEPS; exec @python@ "$w_beats/standby.py" "$w_beats" $$ </dev/null >"$w_beats/standby.log" 2>&1 8>&-) &
+    export WINDLASS_MODULES=$w_beats
+  fi
+fi
+w_begin() {
+  [ -z "$w_forked" ] || exec "$1" -I -S "$w_beats/standby_ask.py" "$w_beats" "$w_rank" @options@ \
+    "$WINDLASS_RUN_DIR/where/$w_node_rank" "$w_rank	$w_host	$w_got	$w_device" "$@"
+  exec "$@"
+}
+#: forked
+w_forked=; if [ -n "$w_attempt" ] && [ -S "$w_beats/standby.socket" ]; then w_forked=1; : >> "$WINDLASS_RUN_DIR/where/$w_node_rank"; fi
+#: pid
+[ -z "$w_orders" ] || echo "$w_child" > "$w_beats/$w_rank.pid"
+#: own_seat
+if [ -z "$w_forked" ]; then
+@seat@
+fi
+#: loop
+while :; do
+#: hold
+exec 2>&9 9>&-
+# A rank that failed on its own waits here. One that was asked to leave, or has left well, does not start again.
+if [ -n "$w_leaving" ] || [ -z "$w_orders" ] || [ "$w_code" -eq 0 ] || [ "$w_code" -eq @resume@ ]; then break; fi
+w_hold || break
+done
+exec 9>&2 2>/dev/null
 #: start
 
 @no_alarm@
+@loop@
 @child@
 w_child=$!
+@pid@
 @seat@
 @alarm@
 # A signal that came before there was a rank; what has not become its program yet would not hear it.
@@ -97,6 +146,7 @@ while kill -0 "$w_child" 2>/dev/null; do wait "$w_child"; w_code=$?; done
 # A wait that a signal ended says so, even where the rank was gone by then: its own code is asked for again.
 if [ "$w_code" -gt 128 ]; then wait "$w_child"; w_last=$?; [ "$w_last" -eq 127 ] || w_code=$w_last; fi
 printf '%s\t%s\t%s\t%s\n' "$(PATH=$w_path; date +%s.%N)" "$w_rank" "$w_host" "$w_code" >> "$WINDLASS_RUN_DIR/ends/$w_node_rank" 2>/dev/null || :
+@hold@
 @late_end@
 exec 2>&9 9>&-
 @end@
