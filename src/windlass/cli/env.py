@@ -129,7 +129,10 @@ def _create(args: argparse.Namespace) -> Result:
         if finding.severity in SERIOUS:
             _tell(f"{finding.severity}: {finding.text()}")
     made = create_env(plan, current_environ(), _tell)
-    lines = [f"made {made.path} in {made.seconds:.0f} s; log: {made.log}"]
+    if made.already:
+        lines = [f"{made.path} is there already, made by the same command: nothing was done"]
+    else:
+        lines = [f"made {made.path} in {made.seconds:.0f} s; log: {made.log}"]
     lines += [f"use it: windlass run --activate {made.path} train.py"]
     return Result(text="\n".join(lines), data=made)
 

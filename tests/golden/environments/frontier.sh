@@ -59,6 +59,7 @@ py() { "$ENV/bin/python" "$@"; }
 # OLCF user documentation, software/analytics/pytorch_frontier.rst, 2026-07-22
 echo '== step 4 of 8: torch 2.10.0 (rocm7.1)'
 py -m pip install torch==2.10.0 --index-url https://download.pytorch.org/whl/rocm7.1
+py -m pip install numpy
 
 # 5. keep the torch version: a package that wants another torch must fail, not replace the one that fits the driver
 echo '== step 5 of 8: keep the torch version'

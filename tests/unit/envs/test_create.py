@@ -50,7 +50,8 @@ def quick_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("quick") / "python"
     to = f"lib/python3.{sys.version_info.minor}/site-packages/pip"
     path.write_text(
-        f'#!/bin/sh\n{sys.executable} -m venv --without-pip "$3" && exec ln -s {pip.__path__[0]} "$3/{to}"\n'
+        f'#!/bin/sh\n[ "$2" = venv ] || exec {sys.executable} "$@"\n'
+        f'{sys.executable} -m venv --without-pip "$3" && exec ln -sfn {pip.__path__[0]} "$3/{to}"\n'
     )
     path.chmod(0o755)
     return str(path)
@@ -82,8 +83,6 @@ def test_an_environment_is_made_and_its_programs_work_under_its_final_name(tmp_p
     )  # fmt: skip
     assert activated.stdout.splitlines() == [f"alpha of {env}", f"{env}/bin/python"]
     assert "Successfully installed alpha" in (env / "windlass-env.log").read_text()
-    again = create(tmp_path, index, "--with", "alpha")
-    assert again.code == 2 and "already exists" in again.stderr and left(tmp_path) == {"env"}
 
 
 @pytest.mark.apart
@@ -108,29 +107,64 @@ def test_without_a_network_the_way_out_is_named(tmp_path: Path, index: Path, qui
     assert left(tmp_path) == {"env.windlass-env.log"}
 
 
-@pytest.mark.apart
-@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGKILL])
-def test_what_is_interrupted_leaves_nothing_under_the_name_and_the_next_start_begins_anew(
-    tmp_path: Path, index: Path, quick_python: str, sig: signal.Signals
-) -> None:
+def interrupted(tmp_path: Path, index: Path, python: str, sig: signal.Signals) -> None:
+    """Start `create`, and interrupt it in the step that makes the venv."""
     slow = tmp_path / "slow-python"
-    slow.write_text(f'#!/bin/sh\nmkdir "$3"; echo "making $3"; sleep 600; exec {sys.executable} "$@"\n')
+    slow.write_text(
+        f'#!/bin/sh\n[ "$2" = venv ] || exec {sys.executable} "$@"\n'
+        f'{python} "$@"; [ -e {tmp_path}/go ] || {{ touch {tmp_path}/made; sleep 600; }}\n'
+    )
     slow.chmod(0o755)
-    words = argv("env", "create", str(tmp_path / "env"), "--torch", "none", "--python", str(slow))
+    words = argv("env", "create", str(tmp_path / "env"), "--torch", "none", "--python", str(slow), "--with", "alpha")
     child = subprocess.Popen(words, cwd=tmp_path, env=environment(tmp_path, **pip_settings(index)))
     try:
-        wait_until((tmp_path / ".env.partial").exists, timeout_s=60, what="the venv is begun")
+        wait_until((tmp_path / "made").exists, timeout_s=60, what="the venv is made")
         child.send_signal(sig)
         child.wait(timeout=60)
     finally:
         child.kill()
         child.wait(timeout=10)
     assert not (tmp_path / "env").exists() and (tmp_path / "env.windlass-env.log").exists()
-    assert (tmp_path / ".env.partial").exists() == (sig == signal.SIGKILL)
+    assert (tmp_path / ".env.partial" / "env" / "bin" / "python").exists()
+
+
+@pytest.mark.apart
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_same_command_continues_an_interrupted_start(
+    tmp_path: Path, index: Path, quick_python: str, sig: signal.Signals
+) -> None:
+    interrupted(tmp_path, index, quick_python, sig)
+    old = tmp_path / ".env.partial" / "env" / "bin" / "mine"
+    script = (tmp_path / ".env.partial" / "paths").read_text().strip()
+    old.write_text(f"#!{script}/bin/python\n")  # as pip writes the scripts of packages
+    (tmp_path / "go").touch()
+    made = create(tmp_path, index, "--with", "alpha", python=str(tmp_path / "slow-python"))
+    assert made.code == 0 and "it continues in" in made.stderr, made.text
+    assert left(tmp_path) == {"env", "slow-python", "go", "made"}
+    assert (tmp_path / "env" / "bin" / "mine").read_text() == f"#!{tmp_path}/env/bin/python\n"
+    said = subprocess.run([tmp_path / "env/bin/alpha-tool"], capture_output=True, text=True, timeout=60, check=True)
+    assert said.stdout.strip() == f"alpha of {tmp_path / 'env'}"
+
+
+@pytest.mark.apart
+def test_another_command_begins_anew_after_an_interrupted_start(tmp_path: Path, index: Path, quick_python: str) -> None:
+    interrupted(tmp_path, index, quick_python, signal.SIGKILL)
+    (tmp_path / ".env.partial" / "env" / "stale").touch()
     made = create(tmp_path, index, "--with", "alpha", python=quick_python)
-    assert made.code == 0, made.text
-    assert ("was interrupted" in made.stderr) == (sig == signal.SIGKILL)
-    assert left(tmp_path) == {"env", "slow-python"}
+    assert made.code == 0 and "starts from the beginning" in made.stderr, made.text
+    assert not (tmp_path / "env" / "stale").exists()
+
+
+@pytest.mark.apart
+def test_the_same_command_does_nothing_the_second_time(tmp_path: Path, index: Path, quick_python: str) -> None:
+    made = create(tmp_path, index, "--with", "alpha", python=quick_python)
+    assert "to download: 1 package" in made.stderr, made.text
+    before = (tmp_path / "env" / "windlass-env.json").stat()
+    again = create(tmp_path, index, "--with", "alpha", python=quick_python)
+    assert again.code == 0 and "nothing was done" in again.stdout
+    assert (tmp_path / "env" / "windlass-env.json").stat() == before
+    other = create(tmp_path, index, python=quick_python)
+    assert other.code == 2 and "already exists" in other.stderr and left(tmp_path) == {"env"}
 
 
 def test_two_at_once_do_not_share_a_name(tmp_path: Path, index: Path) -> None:

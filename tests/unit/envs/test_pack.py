@@ -103,6 +103,30 @@ def test_the_same_environment_gives_the_same_bytes(env: Path, tmp_path: Path) ->
     assert not any(name.endswith((".fish", ".csh", ".ps1")) for name in members)
 
 
+def test_a_file_with_two_names_is_stored_once_and_unpacked_as_one(env: Path, tmp_path: Path) -> None:
+    first, second = env / PACKAGES / "data.bin", env / PACKAGES / "same.bin"
+    first.write_bytes(os.urandom(3 << 20))
+    second.hardlink_to(first)
+    for name in ("env.tar", "env.tar.gz", "env.tar.zst"):
+        assert pack(env, name).size_bytes < first.stat().st_size * 3 // 2
+        new = untar(tmp_path / name, tmp_path / f"new-{name}")
+        one, two = new / PACKAGES / "data.bin", new / PACKAGES / "same.bin"
+        assert one.samefile(two) and one.read_bytes() == first.read_bytes()
+
+
+def test_the_bytes_of_a_gzip_do_not_depend_on_the_number_of_cores(env: Path, tmp_path: Path) -> None:
+    (env / PACKAGES / "data.bin").write_bytes(os.urandom(1 << 20) * 3)
+    pack(env, "some.tar.gz")
+    cores = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(cores)})
+        pack(env, "one.tar.gz")
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert (tmp_path / "some.tar.gz").read_bytes() == (tmp_path / "one.tar.gz").read_bytes()
+    said("gzip", "-t", tmp_path / "one.tar.gz")
+
+
 def test_a_folder_that_cannot_be_read_ends_the_packing(env: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scan = os.scandir
 

@@ -15,14 +15,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import BinaryIO, NoReturn, cast
 
 import windlass
 from windlass.errors import CommandError, DeadlineError
 
 _STOP_S = 3.0
+_PIPE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +97,48 @@ def run_command(
             hint="this is its last line; run the command in a shell to see all output",
         )
     return done
+
+
+def feed_command(
+    argv: tuple[str, ...],
+    feed: Callable[[BinaryIO], None],
+    *,
+    output: BinaryIO | None,
+    timeout_s: float,
+    env: Mapping[str, str],
+) -> None:
+    """Run a command whose standard input `feed` writes. `output` takes its standard output.
+
+    Raises `CommandError` if it cannot start or fails. It is killed after `timeout_s`.
+    """
+    try:
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=output or subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=dict(env),
+            bufsize=_PIPE_BYTES,
+            pipesize=_PIPE_BYTES,
+        )
+    except OSError as error:
+        raise _cannot_run(argv, error) from error
+    end = threading.Timer(timeout_s, child.kill)
+    end.daemon = True
+    end.start()
+    try:
+        assert child.stdin is not None and child.stderr is not None
+        with contextlib.suppress(BrokenPipeError), child.stdin:  # the command's message has the reason
+            feed(cast(BinaryIO, child.stdin))
+        text = child.stderr.read().decode(errors="replace").strip()
+        code = child.wait()
+    finally:
+        end.cancel()
+        child.kill()
+        child.wait()
+    if code != 0:
+        message = f"{argv[0]}: {text[-500:] or f'exit code {code}'}"
+        raise CommandError(message, argv=argv, code=code, output=text)
 
 
 def _cannot_run(argv: tuple[str, ...], error: OSError) -> CommandError:

@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gzip
 import io
 import os
 import re
 import shutil
 import stat
 import tarfile
+import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 import msgspec
 
-from windlass.base.procs.command import run_command, which
+from windlass.base.procs.command import feed_command, which
 from windlass.errors import CommandError, MachineError
 from windlass.node.sys.atomic import replace_file, replacing
 from windlass.node.sys.folders import UntrustedError, temporary_folder
@@ -54,6 +57,9 @@ def room_hint(folder: Path) -> str:
 _TAR_GZ, _TAR_ZST, _TAR = (".tar.gz", ".tgz"), (".tar.zst", ".tzst"), (".tar",)
 SUFFIXES = (*_TAR_GZ, *_TAR_ZST, *_TAR, ".squashfs", ".sqfs", ".sqsh")
 _PACK_S = 3600.0
+_BLOCK_BYTES = 1 << 20
+_WINDOW_BYTES = 1 << 15
+_GZIP_LEVEL = 4
 
 
 class ArchiveMember(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +70,8 @@ class ArchiveMember(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes | None = None
     link: str = ""
     folder: bool = False
+    inode: tuple[int, int] | None = None
+    """Device and inode of a file with several names. Its content is stored once."""
     mode: int
     mtime: int
     size: int = 0
@@ -103,43 +111,100 @@ def _writer(final: Path, environ: Mapping[str, str]) -> Writer:
     program = which("zstd" if name.endswith(_TAR_ZST) else "mksquashfs", environ)
     if program is None:
         missing = "zstd" if name.endswith(_TAR_ZST) else "mksquashfs (squashfs-tools)"
-        raise MachineError(
-            f"{name}: no {missing} on this machine", hint="write a .tar.gz, which needs no other program"
-        )
-    if name.endswith(_TAR_ZST):
-        argv: tuple[str, ...] = ("sh", "-c", 'exec "$0" -q -3 -T0 -f -o "$2" "$1"', program)
-    else:
-        options = "-tar -quiet -noappend -no-progress -all-root"
-        argv = ("sh", "-c", f'exec "$0" - "$2" {options} <"$1"', program)
+        raise MachineError(f"{name}: no {missing} on this machine", hint="write a .tar.gz, which needs no other program")
 
     def through(entries: list[ArchiveMember], stream: BinaryIO) -> None:
-        """Write a plain archive to a temporary folder, then convert it to the final format with the program."""
-        with temporary_folder(f".{name}.", final.parent) as work:
-            with replacing(work / "plain") as plain:
-                _write_tar(entries, plain)
+        """Send a plain archive to the program, which writes the final format."""
+        # mksquashfs gives no file a later time, so that the root directory does not get the present one.
+        newest = {"SOURCE_DATE_EPOCH": str(max((entry.mtime for entry in entries), default=0))}
+
+        def feed(argv: tuple[str, ...], output: BinaryIO | None = None) -> None:
+            write = partial(_write_tar, entries)
             try:
-                # mksquashfs gives no file a later time, so that the root directory does not get the present one.
-                newest = {"SOURCE_DATE_EPOCH": str(max((entry.mtime for entry in entries), default=0))}
-                packing = (*argv, str(work / "plain"), str(work / "packed"))
-                run_command(packing, timeout_s=_PACK_S, env={**environ, **newest})
+                feed_command(argv, write, output=output, timeout_s=_PACK_S, env={**environ, **newest})
             except CommandError as error:
-                hint = "write a .tar.gz, which needs no other program"
-                raise MachineError(f"cannot pack: {error.message}", hint=hint) from error
-            with open_plain(work / "packed") as packed:
-                if os.fstat(packed.fileno()).st_uid != os.geteuid():
+                raise MachineError(
+                    f"cannot pack: {error.message}", hint="write a .tar.gz, which needs no other program"
+                ) from error
+
+        if name.endswith(_TAR_ZST):
+            feed((program, "-q", "-3", "-T0", "-c"), output=stream)
+            return
+        with temporary_folder(f".{name}.", final.parent) as work:
+            packed = work / "packed"
+            options = ("-tar", "-quiet", "-noappend", "-no-progress", "-all-root")
+            feed((program, "-", str(packed), *options))
+            with open_plain(packed) as written:
+                if os.fstat(written.fileno()).st_uid != os.geteuid():
                     raise UntrustedError(work, "was replaced by another user")
-                shutil.copyfileobj(packed, stream, 1 << 20)
+                shutil.copyfileobj(written, stream, 1 << 20)
 
     return through
 
 
+class _Sink:
+    """A stream that only takes bytes, as a pipe does. tarfile asks for the position."""
+
+    def __init__(self, write: Callable[[Any], Any]) -> None:
+        self._write, self._position = write, 0
+
+    def write(self, data: Any) -> None:
+        self._write(data)
+        self._position += len(data)
+
+    def tell(self) -> int:
+        return self._position
+
+
+class _ParallelGzip:
+    """A gzip stream whose blocks are compressed by several threads. The bytes do not depend on their number."""
+
+    def __init__(self, raw: BinaryIO, level: int) -> None:
+        self._raw, self._level = raw, level
+        self._threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+        self._waiting: deque[Future[bytes]] = deque()
+        self._block = bytearray()
+        self._before = b""
+        self._sum, self._size = 0, 0
+        raw.write(b"\x1f\x8b\x08\0\0\0\0\0\0\xff")
+
+    def write(self, data: Any) -> None:
+        self._block += data
+        while len(self._block) >= _BLOCK_BYTES:
+            block = bytes(self._block[:_BLOCK_BYTES])
+            del self._block[:_BLOCK_BYTES]
+            self._send(block)
+
+    def _send(self, block: bytes, last: bool = False) -> None:
+        self._sum, self._size = zlib.crc32(block, self._sum), self._size + len(block)
+        self._waiting.append(self._threads.submit(_deflate, block, self._before, self._level, last))
+        self._before = block[-_WINDOW_BYTES:]
+        while len(self._waiting) > (0 if last else 2 * len(os.sched_getaffinity(0))):
+            self._raw.write(self._waiting.popleft().result())
+
+    def close(self) -> None:
+        try:
+            self._send(bytes(self._block), last=True)
+            self._raw.write(self._sum.to_bytes(4, "little") + (self._size & 0xFFFFFFFF).to_bytes(4, "little"))
+        finally:
+            self._threads.shutdown(cancel_futures=True)
+
+
+def _deflate(block: bytes, before: bytes, level: int, last: bool) -> bytes:
+    """Compress a block that continues `before`."""
+    packer = zlib.compressobj(level, zlib.DEFLATED, -15, 9, zlib.Z_DEFAULT_STRATEGY, before)
+    return packer.compress(block) + packer.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)
+
+
 def _write_gzip(entries: list[ArchiveMember], raw: BinaryIO) -> None:
-    with gzip.GzipFile("", "wb", 6, raw, mtime=0) as stream:
+    with contextlib.closing(_ParallelGzip(raw, _GZIP_LEVEL)) as stream:
         _write_tar(entries, stream)
 
 
-def _write_tar(entries: list[ArchiveMember], stream: IO[bytes] | gzip.GzipFile) -> None:
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
+def _write_tar(entries: list[ArchiveMember], stream: BinaryIO | _ParallelGzip) -> None:
+    stored: dict[tuple[int, int], str] = {}
+    with tarfile.open(fileobj=cast(BinaryIO, _Sink(stream.write)), mode="w", format=tarfile.PAX_FORMAT) as archive:
+        archive.copybufsize = _BLOCK_BYTES  # type: ignore[attr-defined]  # the default is 16 kB
         for entry in sorted(entries, key=lambda entry: os.fsencode(entry.name)):
             info = tarfile.TarInfo(entry.name)
             info.mode, info.mtime = entry.mode, entry.mtime
@@ -149,7 +214,12 @@ def _write_tar(entries: list[ArchiveMember], stream: IO[bytes] | gzip.GzipFile) 
             elif entry.link:
                 info.type, info.linkname = tarfile.SYMTYPE, entry.link
                 archive.addfile(info)
+            elif entry.inode in stored:
+                info.type, info.linkname = tarfile.LNKTYPE, stored[entry.inode]
+                archive.addfile(info)
             else:
+                if entry.inode is not None:
+                    stored[entry.inode] = entry.name
                 info.size = entry.size
                 with _content(entry) as content:
                     archive.addfile(info, content)

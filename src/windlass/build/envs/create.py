@@ -1,17 +1,19 @@
 """Create an environment on this machine. It gets its final name only when it is complete.
 
 All steps run in one bash, with the script of the plan, in a hidden folder next to the final one. After an interruption,
-the next start removes the incomplete folder and begins again. pip's cache still has the downloads.
+the same command continues in that folder: pip keeps the packages that are complete. Another command removes the folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import select
 import shutil
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,18 +21,23 @@ from typing import IO
 
 import msgspec
 
+from windlass.base.notation.counts import counted, size_text
 from windlass.base.procs.children import adopt_orphans, signal_group, start_child
 from windlass.build.envs.archive import hint_for, move_names, room_hint
+from windlass.build.envs.download import measure_download
 from windlass.build.envs.plan import EnvPlan
 from windlass.build.envs.render import STEP_MARK, script_text
 from windlass.errors import CommandError, DeadlineError, MachineError, UsageError, os_errors
 from windlass.model.jsontext import to_json
 from windlass.node.sys.atomic import open_append, replace_file, take_lock
 from windlass.node.sys.identity import kill_marked
-from windlass.node.sys.reading import read_text
+from windlass.node.sys.reading import read_object, read_text
 
 RECORD = "windlass-env.json"
 LOG = "windlass-env.log"
+_PATHS = "paths"
+_QUIET_S = 60.0
+_NEWS = re.compile(r"\s*(Downloading \S+\.(whl|gz|zip) \([\d.]+ [MG]B\)|Installing collected packages|Building wheel)")
 _MAX_S = 4 * 3600.0
 _MARK = "WINDLASS_ENV_CREATE"
 _STEP = re.compile(re.escape(STEP_MARK) + r" \d+ of \d+: (.*)")
@@ -56,6 +63,10 @@ class Created(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     swept: bool
     """Whether the remains of an interrupted start were removed first."""
+    continued: bool = False
+    """Whether an interrupted start of the same command was continued."""
+    already: bool = False
+    """Whether the same command had created it before. Then nothing was done."""
 
 
 def refuse_elsewhere(plan: EnvPlan, here: str) -> None:
@@ -76,18 +87,27 @@ def create_env(plan: EnvPlan, environ: Mapping[str, str], tell: Callable[[str], 
     """Create the environment. If it fails, nothing exists under its name, and the log contains the reason."""
     final = Path(plan.path)
     work, log = final.with_name(f".{final.name}.partial"), final.with_name(f"{final.name}.{LOG}")
+    if _is_made(plan, final):
+        return Created(path=str(final), site=plan.site, log=str(final / LOG), seconds=0.0, swept=False, already=True)
     _refuse_place(final)
     lock = _locked(final)
     began = time.monotonic()
     try:
-        swept = _sweep(work, tell)
+        found = work.exists() or work.is_symlink()
+        continued = found and _continues(plan, work, tell)
         tell(f"making {final}; log: {log}")
-        open_append(log, fresh=True).close()
-        with _work_folder(work) as opened:
+        _tell_size(plan, environ, final, tell)
+        open_append(log, fresh=not continued).close()
+        with _work_folder(work, continued) as opened:
             partial = Path(f"/proc/{os.getpid()}/fd/{opened}", final.name)  # `work` may be renamed
+            inside = partial.parent
+            replace_file(inside / RECORD, to_json(plan))
+            with open_append(inside / _PATHS) as paths:
+                paths.write(os.fsencode(f"{partial}\n"))
             _run(plan, partial, log, {**environ, _MARK: str(work)}, tell)
-            for built in (partial, work / final.name):  # some tools store the resolved path
-                move_names(partial, str(built), str(final))
+            # Scripts contain the path of the start that wrote them. Some tools store the resolved path.
+            for built in (*read_text(inside / _PATHS).splitlines(), str(work / final.name)):
+                move_names(partial, built, str(final))
             replace_file(partial / RECORD, to_json(plan), 0o644)
             _name(opened, work, final)
         with contextlib.suppress(OSError):
@@ -99,8 +119,32 @@ def create_env(plan: EnvPlan, environ: Mapping[str, str], tell: Callable[[str], 
         final.with_name(f".{final.name}.lock").unlink(missing_ok=True)
         os.close(lock)
     return Created(
-        path=str(final), site=plan.site, log=str(log), seconds=round(time.monotonic() - began, 1), swept=swept
+        path=str(final),
+        site=plan.site,
+        log=str(log),
+        seconds=round(time.monotonic() - began, 1),
+        swept=found and not continued,
+        continued=continued,
     )
+
+
+def _is_made(plan: EnvPlan, folder: Path) -> bool:
+    """Return whether the folder contains the record of a plan with the same steps."""
+    try:
+        old, new = read_object(folder / RECORD), json.loads(to_json(plan))
+    except (OSError, ValueError):
+        return False
+    return bool(old.get("path") == new["path"] and old.get("steps") == new["steps"])
+
+
+def _tell_size(plan: EnvPlan, environ: Mapping[str, str], final: Path, tell: Callable[[str], None]) -> None:
+    size = measure_download(plan, environ)
+    if size is not None:
+        least = "at least " if size.unknown else ""
+        free = size_text(shutil.disk_usage(final.parent).free)
+        tell(f"to download: {counted(size.files, 'package')}, {least}{size_text(size.size_bytes)}; {free} free here")
+    elif plan.torch is not None:
+        tell("the size of the download is not known: the base Python has no pip, or the index cannot be reached")
 
 
 def _refuse_place(final: Path) -> None:
@@ -128,29 +172,39 @@ def _locked(final: Path) -> int:
         ) from error
 
 
-def _sweep(work: Path, tell: Callable[[str], None]) -> bool:
-    """Remove what an interrupted start left: its processes, which may still run, and its folder."""
-    try:
-        uid = work.lstat().st_uid
-    except FileNotFoundError:
-        return False
-    if uid != os.geteuid():
-        raise UsageError(f"{work} belongs to uid {uid}", hint="ask this user to remove it, or choose another place")
-    tell(f"an earlier start was interrupted: {work} is removed, and the build starts from the beginning")
+def _continues(plan: EnvPlan, work: Path, tell: Callable[[str], None]) -> bool:
+    """End the processes of an interrupted start. Remove its folder, unless it is from the same command."""
+    found = work.lstat()
+    if found.st_uid != os.geteuid():
+        raise UsageError(
+            f"{work} belongs to uid {found.st_uid}", hint="ask this user to remove it, or choose another place"
+        )
     kill_marked(f"{_MARK}={work}".encode())
+    if stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077 and _is_made(plan, work):
+        tell(f"an earlier start was interrupted: it continues in {work}")
+        return True
+    tell(f"an earlier start was interrupted: {work} is removed, and the build starts from the beginning")
     shutil.rmtree(work, ignore_errors=True)
-    return True
+    return False
 
 
 @contextlib.contextmanager
-def _work_folder(work: Path) -> Iterator[int]:
-    """Create a folder that only this user can enter, yield its descriptor, and remove the folder at the end."""
-    work.mkdir(mode=0o700)
+def _work_folder(work: Path, continued: bool) -> Iterator[int]:
+    """Create a folder that only this user can enter, and yield its descriptor.
+
+    The folder is removed at the end, unless this process was interrupted.
+    """
+    if not continued:
+        work.mkdir(mode=0o700)
     opened = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    keeps = False
     try:
         yield opened
+    except (KeyboardInterrupt, SystemExit, DeadlineError):
+        keeps = True
+        raise
     finally:
-        if _is_ours(opened, work):
+        if not keeps and _is_ours(opened, work):
             shutil.rmtree(work, ignore_errors=True)
         os.close(opened)
 
@@ -177,7 +231,8 @@ def _name(opened: int, work: Path, final: Path) -> None:
 
 
 def _run(plan: EnvPlan, partial: Path, log: Path, environ: Mapping[str, str], tell: Callable[[str], None]) -> None:
-    script = script_text(msgspec.structs.replace(plan, path=str(partial), variables=()))
+    # Without the first step, which refuses a folder that is there.
+    script = script_text(msgspec.structs.replace(plan, path=str(partial), variables=(), steps=plan.steps[1:]))
     env = {k: v for k, v in environ.items() if k not in ("ENV", "VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH")}
     argv = ("bash", "-c", script)
     step = "start"
@@ -190,6 +245,10 @@ def _run(plan: EnvPlan, partial: Path, log: Path, environ: Mapping[str, str], te
                 if found:
                     step = found[1]
                     tell(f"{step} …")
+                elif _NEWS.match(line):
+                    tell(f"  {line.strip()[:100]}")
+                elif not line:
+                    tell(f"  {step}: still running")
             child.wait(timeout=10)
         finally:
             signal_group(child, signal.SIGKILL)
@@ -201,17 +260,21 @@ def _run(plan: EnvPlan, partial: Path, log: Path, environ: Mapping[str, str], te
 def _lines(output: IO[bytes], ended: Callable[[], bool], log: IO[bytes]) -> Iterator[str]:
     """Yield the child's lines until it ends, and write all of them to the log.
 
-    Raises `DeadlineError` after the deadline.
+    Yields an empty line after a minute without output. Raises `DeadlineError` after the deadline.
     """
-    rest, end = b"", time.monotonic() + _MAX_S
+    rest, end, seen = b"", time.monotonic() + _MAX_S, time.monotonic()
     while time.monotonic() < end:
         ready, _, _ = select.select([output], [], [], 1.0)
+        if not ready and time.monotonic() - seen > _QUIET_S:
+            yield ""
+        if ready or time.monotonic() - seen > _QUIET_S:
+            seen = time.monotonic()
         data = output.read() if ready else None
         if data:
             log.write(data)
             log.flush()
             *lines, rest = (rest + data).split(b"\n")
-            yield from (line.decode(errors="replace") for line in lines)
+            yield from (line.decode(errors="replace") for line in lines if line.strip())
         elif data == b"" or ended():
             return
     raise DeadlineError(

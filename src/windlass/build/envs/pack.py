@@ -241,7 +241,8 @@ def _entry(root: Path, path: Path, inside: str) -> Iterator[ArchiveMember]:
     elif stat.S_ISREG(status.st_mode):
         data = _portable(root, path, inside)
         size = status.st_size if data is None else len(data)
-        yield ArchiveMember(name=inside, path=str(path), data=data, mode=mode, mtime=mtime, size=size)
+        inode = (status.st_dev, status.st_ino) if status.st_nlink > 1 and data is None else None
+        yield ArchiveMember(name=inside, path=str(path), data=data, inode=inode, mode=mode, mtime=mtime, size=size)
 
 
 def _link(root: Path, path: Path) -> str:

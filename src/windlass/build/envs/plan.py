@@ -282,7 +282,8 @@ def _torch(wheel: Wheel, index: str) -> EnvStep:
     return EnvStep(
         name=f"torch {wheel.version} ({wheel.build})",
         because=wheel.because,
-        commands=(f"py -m pip install {wheel.requirement}{_index(wheel, index)}",),
+        # numpy from pip's own index: a mirror of torch's may lack it. torch warns at each start without it.
+        commands=(f"py -m pip install {wheel.requirement}{_index(wheel, index)}", "py -m pip install numpy"),
         source=wheel.source,
     )
 
