@@ -130,7 +130,7 @@ def _create(args: argparse.Namespace) -> Result:
             _tell(f"{finding.severity}: {finding.text()}")
     made = create_env(plan, current_environ(), _tell)
     if made.already:
-        lines = [f"{made.path} is there already, made by the same command: nothing was done"]
+        lines = [f"{made.path} already exists, made by the same command: nothing was done"]
     else:
         lines = [f"made {made.path} in {made.seconds:.0f} s; log: {made.log}"]
     lines += [f"use it: windlass run --activate {made.path} train.py"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from windlass.build.images.facts import MARK, parse_probe
+from windlass.build.images.check import check_image
+from windlass.build.images.facts import MARK, ImageReport, parse_probe
 from windlass.node.libs.closure import ImagePlugin, choose_plugins, plugin_family
+from windlass.sites.catalog import load_site
 
 OFI = ImagePlugin(("/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so",), True)
 HPCX = ImagePlugin(("/opt/hpcx/nccl_rdma_sharp_plugin/lib/libnccl-net.so",), False)
@@ -13,6 +15,19 @@ def test_names_of_plugins_are_known() -> None:
     assert plugin_family("libnccl-net.so") == plugin_family("libnccl-net-ofi.so.0") == "nccl"
     assert plugin_family("librccl-net.so") == "rccl"
     assert plugin_family("libnccl.so.2") == plugin_family("libnccl-tuner-ofi.so") == ""
+
+
+def test_a_plugin_that_is_not_linked_with_libfabric_is_an_error_on_slingshot_alone() -> None:
+    for site, other, severity in (
+        ("elcapitan", ("/opt/rccl/librccl-net.so",), "error"),
+        ("elcapitan", (), "ok"),
+        ("workstation", ("/opt/rccl/librccl-net.so",), "ok"),
+    ):
+        report = ImageReport(
+            image="x", kind="folder", glibc="2.35", plugins=("/opt/rccl/librccl-net.so",), other_plugins=other
+        )
+        found = check_image(report, load_site(site), None)
+        assert [one.severity for one in found.findings if one.kind == "plugin"] == [severity], (site, other)
 
 
 def test_the_images_plugin_for_libfabric_hides_the_others() -> None:

@@ -131,6 +131,10 @@ def _plugin(report: ImageReport, provider: str, injection: Injection | None) -> 
     forced = report.environment.get("NCCL_NET_PLUGIN")
     if len(report.plugins) > 1:
         found.append(_competing(report, injection))
+    elif report.plugins and provider and report.other_plugins:
+        text = f"{report.plugins[0]} is not linked with libfabric, so it does not use {provider}: {_TCP}"
+        remedy = "windlass image build --with ofi, or a folder with the site's plugin: --host-libs DIR"
+        found.append(Finding("plugin", "error", text, remedy))
     elif report.plugins:
         found.append(Finding("plugin", "ok", report.plugins[0]))
     elif injection is not None and any(map(_BRINGS_PLUGIN.search, injection.site_means)):

@@ -69,6 +69,8 @@ class ImageReport(msgspec.Struct, frozen=True, kw_only=True):
     """Libraries that the image's libfabric or plugin needs and that the image lacks. Maps a name to the library that
     needs it."""
     plugins: tuple[str, ...] = ()
+    other_plugins: tuple[str, ...] = ()
+    """Those of the plugins that are not linked with libfabric."""
     mpi: tuple[str, ...] = ()
     cuda_compat: str = ""
     environment: dict[str, str] = {}
@@ -118,6 +120,7 @@ def read_image(
         providers=providers,
         missing=_missing(root, [*fabric[:1], *(plugin.paths[0] for plugin in plugins)]),
         plugins=tuple(plugin.paths[0] for plugin in plugins),
+        other_plugins=tuple(plugin.paths[0] for plugin in plugins if plugin.uses_fabric is False),
         mpi=_unique(root, (path for name, path, _ in libraries if _MPI.match(name))),
         cuda_compat=compat,
         environment={k: v for k, v in environment.items() if k.startswith(("NCCL_", "FI_", "LD_", "CUDA_", "OMPI_"))},

@@ -68,7 +68,7 @@ def make_recipe(spec: ImageSpec, extras: tuple[str, ...] | None = None, chosen: 
         build=build,
         final=final,
         remove=spec.remove,
-        environment=_environment(spec, build),
+        environment=_environment(spec, build, "mpi" in wanted),
         labels=_labels(spec, wanted, contents),
         contents=contents,
         warnings=remarks,
@@ -112,12 +112,8 @@ def _build(spec: ImageSpec, extras: tuple[str, ...], source: _Sources) -> tuple[
     fabric = bool({"mpi", "ofi"} & set(extras))
     if not fabric:
         return ()
-    found = [
-        make.packages_step(
-            "tools", make.build_packages(spec, extras), "compilers and headers, which are not copied to the image"
-        )
-    ]
-    if spec.fabric:
+    found = [make.packages_step("tools", make.build_packages(spec, extras), "compilers and headers, not copied to the image")]
+    if spec.fabric == "slingshot":
         found.append(make.cxi_step(source("cassini-headers"), source("cxi-driver"), source("libcxi")))
     found.append(make.libfabric_step(source("libfabric"), spec))
     if "mpi" in extras:
@@ -158,7 +154,7 @@ def _final(spec: ImageSpec, extras: tuple[str, ...], source: _Sources) -> tuple[
     return tuple(found)
 
 
-def _environment(spec: ImageSpec, build: tuple[BuildStep, ...]) -> tuple[EnvironmentSpec, ...]:
+def _environment(spec: ImageSpec, build: tuple[BuildStep, ...], mpi: bool) -> tuple[EnvironmentSpec, ...]:
     own: tuple[EnvironmentSpec, ...] = ()
     if build:
         own = (
@@ -166,6 +162,9 @@ def _environment(spec: ImageSpec, build: tuple[BuildStep, ...]) -> tuple[Environ
                 name="PATH", value=f"{spec.prefix}/bin:$PATH", because="fi_info, mpirun and the tests of collectives"
             ),
         )
+    if mpi:
+        because = "the MPI of this image; NGC's images name their own MPI here, whose plugins do not fit"
+        own += (EnvironmentSpec(name="OPAL_PREFIX", value=spec.prefix, because=because),)
     return (*own, *spec.environment)
 
 
@@ -184,6 +183,10 @@ def _remarks(spec: ImageSpec, versions: Versions, sources: _Sources) -> tuple[st
     found = []
     if "@sha256:" not in spec.base and not spec.base.startswith(("localhost/", "/", "oci-archive:", "docker-archive:")):
         found.append(f"{spec.base} is a tag, which may move: pin it in your own spec with base = NAME@sha256:…")
+    archives = (one for one in sources.used.values() if one.url.startswith("http") and not one.commit)
+    unpinned = [f"{one.name} {one.version}" for one in archives if not one.sha256]
+    if unpinned:
+        found.append(f"not pinned: {', '.join(unpinned)} (no digest of these archives is known)")
     used = {name: f"{name} {source.version}" for name, source in sources.used.items()}
     chosen = {
         "libcxi": used.get("libcxi", "").partition(" ")[2],
@@ -191,7 +194,7 @@ def _remarks(spec: ImageSpec, versions: Versions, sources: _Sources) -> tuple[st
         "plugin": used.get("aws-ofi-nccl", ""),
         "mpi": used.get("openmpi", ""),
     }
-    if spec.fabric and chosen["libfabric"] and known_combination(versions, chosen, spec.base) is None:
+    if spec.fabric == "slingshot" and chosen["libfabric"] and known_combination(versions, chosen, spec.base) is None:
         together = ", ".join(
             text
             for text in (*(f"{k} {chosen[k]}" for k in ("libcxi", "libfabric")), chosen["plugin"], chosen["mpi"])

@@ -43,9 +43,10 @@ def containerfile_text(recipe: Recipe) -> str:
     if recipe.build:
         lines += ["# Only what was installed: compilers and sources stay in the first stage."]
         lines += [f"COPY --from=build {recipe.prefix} {recipe.prefix}", ""]
-    lines += [line for step in recipe.final for line in _run(step)]
+    # Before the steps: Horovod and mpi4py are compiled with the MPI in PATH.
     for entry in recipe.environment:
         lines += [*comment_lines(entry.because), f'ENV {entry.name}="{_value(entry)}"']
+    lines += ["", *(line for step in recipe.final for line in _run(step))]
     lines += ["# Swaps in the host's network libraries where the image is started without windlass, with /host/lib and"]
     lines += ["# /host/usr bound."]
     lines += [f"COPY windlass-entry {ENTRY}", f"COPY sbom.json {SBOM}", f'ENTRYPOINT ["/bin/sh", "{ENTRY}"]']
@@ -62,7 +63,9 @@ def singularity_text(recipe: Recipe) -> str:
     if recipe.build:
         lines += ["%files from build", f"    {recipe.prefix} {recipe.prefix}", ""]
     lines += ["%files", f"    windlass-entry {ENTRY}", f"    sbom.json {SBOM}", ""]
-    lines += ["%post", "    set -eu", *_indented([*_variables(recipe, "export "), *_plain(recipe.final)]), ""]
+    exports = [f'export {entry.name}="{_value(entry)}"' for entry in recipe.environment]
+    lines += ["%post", "    set -eu"]
+    lines += [*_indented([*_variables(recipe, "export "), *exports, *_plain(recipe.final)]), ""]
     lines += ["%environment"]
     for entry in recipe.environment:
         lines += _indented([*comment_lines(entry.because), f'export {entry.name}="{_value(entry)}"'])

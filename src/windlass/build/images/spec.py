@@ -53,7 +53,7 @@ class ImageSpec(_Table, frozen=True, kw_only=True):
     title: str = ""
     gpu: Literal["", "nvidia", "amd"] = ""
     gpu_home: str = ""
-    fabric: Literal["", "slingshot"] = ""
+    fabric: Literal["", "slingshot", "infiniband"] = ""
     framework: Literal["", "pytorch", "tensorflow"] = ""
     prefix: str = "/container/hpc"
     packages: tuple[str, ...] = ()

@@ -29,6 +29,13 @@ _CXI_PACKAGES = (
 )
 _CXI_RUNTIME = ("libconfig9", "libcurl4", "libjson-c5", "libnl-3-200", "libnl-genl-3-200", "libnuma1", "libyaml-0-2")
 
+_FABRIC_PACKAGES = {"": (), "slingshot": _CXI_PACKAGES, "infiniband": ("libibverbs-dev", "librdmacm-dev", "libucx-dev")}
+_FABRIC_RUNTIME = {
+    "": (),
+    "slingshot": _CXI_RUNTIME,
+    "infiniband": ("ibverbs-providers", "libibverbs1", "librdmacm1", "libucx0"),
+}
+
 _GDRCOPY = "if [ -e /usr/include/gdrapi.h ]; then gdrcopy=--enable-gdrcopy-dlopen; else gdrcopy=; fi"
 """Only if the base has its header: configure fails otherwise."""
 
@@ -102,7 +109,7 @@ def checkout(source: DownloadedSource) -> tuple[str, ...]:
 
 def build_packages(spec: ImageSpec, extras: tuple[str, ...]) -> tuple[str, ...]:
     """Return the Debian packages that the build needs."""
-    names = {*_BUILD_PACKAGES, *(_CXI_PACKAGES if spec.fabric else ())}
+    names = {*_BUILD_PACKAGES, *_FABRIC_PACKAGES[spec.fabric]}
     if "ofi" in extras or "mpi" in extras:
         names.add("libhwloc-dev")
     if "mpi" in extras:
@@ -112,7 +119,7 @@ def build_packages(spec: ImageSpec, extras: tuple[str, ...]) -> tuple[str, ...]:
 
 def runtime_packages(spec: ImageSpec, extras: tuple[str, ...]) -> tuple[str, ...]:
     """Return the Debian packages that the image needs to run the built programs."""
-    names = {*spec.packages, *(_CXI_RUNTIME if spec.fabric else ())}
+    names = {*spec.packages, *_FABRIC_RUNTIME[spec.fabric]}
     if "ofi" in extras or "mpi" in extras:
         names.add("libhwloc15")
     if "mpi" in extras:
@@ -166,17 +173,21 @@ def libfabric_step(source: DownloadedSource, spec: ImageSpec) -> BuildStep:
         "amd": ' --with-rocr="$GPU_HOME"',
         "": "",
     }[spec.gpu]
-    only = " --disable-verbs --disable-efa --enable-lnx" if spec.fabric else ""
+    only = {
+        "slingshot": cxi + " --disable-verbs --disable-efa --enable-lnx",
+        "infiniband": " --enable-verbs",
+        "": "",
+    }[spec.fabric]
     return BuildStep(
         name="libfabric",
         because="MPI and NCCL's plugin reach the fabric through it"
-        + (", by the provider cxi" if spec.fabric else ": verbs on InfiniBand, tcp on Ethernet"),
+        + (", by the provider cxi" if spec.fabric == "slingshot" else ": verbs on InfiniBand, tcp on Ethernet"),
         commands=(
             *checkout(source),
             *((_GDRCOPY,) if spec.gpu == "nvidia" else ()),
             'cd "$SRC/libfabric"',
             "./autogen.sh",
-            f'./configure --prefix="$PREFIX" --enable-shm{cxi if spec.fabric else ""}{gpu}{only}',
+            f'./configure --prefix="$PREFIX" --enable-shm{gpu}{only}',
             'make -j "$(nproc)"',
             "make install",
         ),
@@ -208,14 +219,17 @@ def mpi_steps(pmix: DownloadedSource, openmpi: DownloadedSource, spec: ImageSpec
             ),
         ),
     )
+    ucx = spec.fabric == "infiniband"
+    with_ucx = "--with-ucx" if ucx else "--without-ucx"
+    because = "MPI over libfabric, without UCX, which MPI would prefer and which does not support the fabric"
     last = BuildStep(
         name="openmpi",
-        because="MPI over libfabric, without UCX, which MPI would prefer and which does not support the fabric",
+        because="MPI over UCX, the library of InfiniBand, and over libfabric" if ucx else because,
         commands=(
             *checkout(openmpi),
             *((_STUBS,) if spec.gpu == "nvidia" else ()),
             'cd "$SRC/openmpi"',
-            f'./configure --prefix="$PREFIX" --with-libfabric="$PREFIX" --with-pmix={own} --without-ucx{gpu}',
+            f'./configure --prefix="$PREFIX" --with-libfabric="$PREFIX" --with-pmix={own} {with_ucx}{gpu}',
             'make -j "$(nproc)"',
             "make install",
         ),
