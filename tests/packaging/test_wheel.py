@@ -174,3 +174,28 @@ def test_every_command_runs_under_every_python_of_this_machine(version: str, whe
     if python is None:
         pytest.skip(f"no Python {version} on this machine")
     _works(tmp_path, python, *_zip_application(wheel, tmp_path, version))
+
+
+@pytest.mark.slow
+def test_a_wheelhouse_and_the_zip_application_need_no_network(wheel: Path, tmp_path: Path) -> None:
+    house, script = tmp_path / "wheelhouse", tmp_path / "hello.py"
+    script.write_text("print('hello')\n")
+    pip = [sys.executable, "-m", "pip"]
+    fetched = subprocess.run([*pip, "download", "-q", "-d", house, wheel], capture_output=True, text=True, timeout=300)
+    require("registry", fetched.returncode == 0, "no package registry to fill a wheelhouse from")
+    _zip_application(wheel, tmp_path, f"{sys.version_info[0]}.{sys.version_info[1]}")
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True, timeout=120)
+    lines = (
+        "test $(wc -l </proc/net/route) -le 1",
+        "env/bin/pip install -q --no-index --find-links wheelhouse windlass",
+        "env/bin/windlass run --ranks-per-node 2 hello.py",
+        "env/bin/windlass plan --site lumi --nodes 2 hello.py",
+        f"{sys.executable} -S windlass.pyz plan --site lumi --nodes 2 hello.py",
+    )
+    alone = ["unshare", "--user", "--map-root-user", "--net"]
+    require("namespaces", subprocess.run([*alone, "true"], capture_output=True).returncode == 0, "no user namespaces")
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
+    argv = [*alone, "sh", "-exc", "ip link set lo up; " + "; ".join(lines)]
+    done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    assert done.stdout.count("hello") >= 2

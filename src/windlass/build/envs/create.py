@@ -76,8 +76,7 @@ def refuse_elsewhere(plan: EnvPlan, here: str) -> None:
         raise UsageError(f"an environment for {plan.site} cannot be made here: this is {here}", hint=said)
     if plan.kind == "conda":
         raise UsageError(
-            "a conda environment holds its own path in its programs, so it cannot be made aside and renamed",
-            hint=said,
+            "a conda environment holds its own path in its programs, so it cannot be made aside and renamed", hint=said
         )
     if plan.beneath == "image":
         raise UsageError("an environment on top of an image is made inside of that image", hint=said)
@@ -176,9 +175,8 @@ def _continues(plan: EnvPlan, work: Path, tell: Callable[[str], None]) -> bool:
     """End the processes of an interrupted start. Remove its folder, unless it is from the same command."""
     found = work.lstat()
     if found.st_uid != os.geteuid():
-        raise UsageError(
-            f"{work} belongs to uid {found.st_uid}", hint="ask this user to remove it, or choose another place"
-        )
+        hint = "ask this user to remove it, or choose another place"
+        raise UsageError(f"{work} belongs to uid {found.st_uid}", hint=hint)
     kill_marked(f"{_MARK}={work}".encode())
     if stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077 and _is_made(plan, work):
         tell(f"an earlier start was interrupted: it continues in {work}")

@@ -6,6 +6,7 @@ false alarms.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -14,9 +15,9 @@ _LINE = re.compile(
     r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\s*\(?([^;)@]*)\)?\s*(@[^;]*)?(?:;(.*))?\Z", re.DOTALL
 )
 _SPECIFIER = re.compile(r"\s*(===|==|~=|!=|<=|>=|<|>)\s*([^\s,]+)\s*\Z")
-_TOKEN = re.compile(
-    r"\s*(\(|\)|\band\b|\bor\b|\bnot\s+in\b|\bin\b|===|==|~=|!=|<=|>=|<|>|'[^']*'|\"[^\"]*\"|[A-Za-z_]+)"
-)
+_OPERATORS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn)
+_SIGNS = dict(zip(_OPERATORS, ("==", "!=", "<", "<=", ">", ">=", "in", "not in"), strict=True))
+_VERSIONS = {"python_version", "python_full_version", "implementation_version"}
 _RELEASE = re.compile(r"v?(?:\d+!)?(\d+(?:\.\d+)*)(?:[._-]?(a|b|rc|alpha|beta|c|pre|preview)[._-]?(\d*))?(.*)\Z", re.I)
 
 
@@ -105,54 +106,32 @@ def _padded(release: tuple[int, ...], width: int) -> tuple[int, ...]:
 def _holds(text: str, marker: Mapping[str, str]) -> bool:
     """Return whether a marker holds.
 
-    One that cannot be parsed, or has an unknown variable, does not: its requirement may be for other systems.
+    One that cannot be parsed, or has an unknown variable, does not: its requirement may be for other systems. Markers
+    are Python expressions, except for the comparisons `~=` and `===`, which hardly any package uses.
     """
     if not text.strip():
         return True
-    tokens = _TOKEN.findall(text)
-    if "".join(tokens).replace(" ", "") != re.sub(r"\s+", "", text):
-        return False
     try:
-        value, rest = _either([re.sub(r"\s+", " ", token) for token in tokens], marker)
-    except (IndexError, KeyError, RecursionError):
+        return _value(ast.parse(text.strip(), mode="eval").body, marker)
+    except (SyntaxError, ValueError, KeyError, RecursionError, MemoryError):
         return False
-    return value and not rest
 
 
-def _either(tokens: list[str], marker: Mapping[str, str]) -> tuple[bool, list[str]]:
-    value, tokens = _both(tokens, marker)
-    while tokens and tokens[0] == "or":
-        other, tokens = _both(tokens[1:], marker)
-        value = value or other
-    return value, tokens
-
-
-def _both(tokens: list[str], marker: Mapping[str, str]) -> tuple[bool, list[str]]:
-    value, tokens = _term(tokens, marker)
-    while tokens and tokens[0] == "and":
-        other, tokens = _term(tokens[1:], marker)
-        value = value and other
-    return value, tokens
-
-
-def _term(tokens: list[str], marker: Mapping[str, str]) -> tuple[bool, list[str]]:
-    if tokens[0] == "(":
-        value, tokens = _either(tokens[1:], marker)
-        return value, tokens[1:]
-    left, sign, right, rest = tokens[0], tokens[1], tokens[2], tokens[3:]
-    versions = bool({"python_version", "python_full_version", "implementation_version"} & {left, right})
-    return _compare(_value(left, marker), sign, _value(right, marker), versions), rest
-
-
-def _value(token: str, marker: Mapping[str, str]) -> str:
-    return token[1:-1] if token[:1] in "'\"" else marker[token]
-
-
-def _compare(left: str, sign: str, right: str, versions: bool) -> bool:
-    if sign == "in":
-        return left in right
-    if sign == "not in":
-        return left not in right
-    if versions:
+def _value(node: ast.expr, marker: Mapping[str, str]) -> bool:
+    if isinstance(node, ast.BoolOp):
+        values = [_value(each, marker) for each in node.values]
+        return all(values) if isinstance(node.op, ast.And) else any(values)
+    if not isinstance(node, ast.Compare) or len(node.ops) != 1:
+        raise ValueError("not a marker")
+    names = [each.id if isinstance(each, ast.Name) else "" for each in (node.left, node.comparators[0])]
+    left, right = (_text(each, marker) for each in (node.left, node.comparators[0]))
+    sign = _SIGNS[type(node.ops[0])]
+    if sign.endswith("in"):
+        return (left in right) == (sign == "in")
+    if _VERSIONS.intersection(names):
         return _one(left, f"{sign}{right}")
     return {"==": left == right, "!=": left != right}.get(sign, False)
+
+
+def _text(node: ast.expr, marker: Mapping[str, str]) -> str:
+    return marker[node.id] if isinstance(node, ast.Name) else str(ast.literal_eval(node))

@@ -44,41 +44,25 @@ def check_image(report: ImageReport, site: Site | None, injection: Injection | N
     ]
     kept = tuple(finding for finding in findings if finding is not None)
     return ImageCheck(
-        report=report,
-        site=site.name if site else "",
-        findings=kept,
-        severity=worst_severity(kept),
-        injection=injection,
+        report=report, site=site.name if site else "", findings=kept, severity=worst_severity(kept), injection=injection
     )
 
 
 def _libc(report: ImageReport) -> Finding:
     if report.libc == "musl":
-        return Finding(
-            "glibc",
-            "error",
-            "musl and no glibc: neither drivers nor network libraries of a host work in it",
-            "use an image of Debian, Ubuntu, SUSE or Red Hat",
-        )
+        text = "musl and no glibc: neither drivers nor network libraries of a host work in it"
+        return Finding("glibc", "error", text, "use an image of Debian, Ubuntu, SUSE or Red Hat")
     if not report.glibc:
-        return Finding(
-            "glibc",
-            "warning",
-            "no C library was found: the image may be incomplete",
-            "check the image in the form that the runtime uses",
-        )
+        text = "no C library was found: the image may be incomplete"
+        return Finding("glibc", "warning", text, "check the image in the form that the runtime uses")
     return Finding("glibc", "ok", report.glibc)
 
 
 def _machine(report: ImageReport, site: Site | None) -> Finding | None:
-    wanted = site.file.node.arch if site else ""
-    if wanted and report.machine and report.machine != wanted:
-        return Finding(
-            "machine",
-            "error",
-            f"the image is for {report.machine}, the nodes of {site.name if site else ''} are {wanted}",
-            f"build or pull it for {wanted}",
-        )
+    if site and site.file.node.arch and report.machine and report.machine != site.file.node.arch:
+        wanted = site.file.node.arch
+        text = f"the image is for {report.machine}, the nodes of {site.name} are {wanted}"
+        return Finding("machine", "error", text, f"build or pull it for {wanted}")
     return Finding("machine", "ok", report.machine) if report.machine else None
 
 
@@ -87,15 +71,9 @@ def _fabric(report: ImageReport, provider: str, injection: Injection | None) -> 
     if report.libfabric:
         text = f"{report.libfabric[0]} ({report.libfabric_version or 'version unknown'})"
         found.append(Finding("libfabric", "ok", f"{text}, providers: {', '.join(report.providers) or 'none'}"))
+    remedy = "install it in the image, or bring the host's: --host-libs DIR"
     for name, by in report.missing.items():
-        found.append(
-            Finding(
-                "libraries",
-                "error",
-                f"{by} needs {name}, which the image lacks",
-                "install it in the image, or bring the host's: --host-libs DIR",
-            )
-        )
+        found.append(Finding("libraries", "error", f"{by} needs {name}, which the image lacks", remedy))
     if not provider:
         return found
     if injection is not None and injection.site_means:
@@ -108,22 +86,14 @@ def _fabric(report: ImageReport, provider: str, injection: Injection | None) -> 
 
 def _strategy(lack: str, provider: str, injection: Injection | None) -> Finding:
     if injection is not None and injection.strategy == "refused":
-        return Finding(
-            "strategy",
-            "error",
-            f"{lack}, and the host's does not fit: {'; '.join(injection.refused)}",
-            injection.remedy,
-        )
+        text = f"{lack}, and the host's does not fit: {'; '.join(injection.refused)}"
+        return Finding("strategy", "error", text, injection.remedy)
     if injection is not None and injection.strategy == "host-inject":
         going = [library.name for library in injection.libraries if library.where != "image"]
-        text = f"host-inject: {lack}; {', '.join(going)} come from this host"
-        return Finding("strategy", "ok", text)
-    return Finding(
-        "strategy",
-        "note",
-        f"host-inject: {lack}; `windlass run --container` brings the host's, which each node finds",
-        f"`windlass image inject` on a node shows what is added;  an image with {provider}: windlass image build",
-    )
+        return Finding("strategy", "ok", f"host-inject: {lack}; {', '.join(going)} come from this host")
+    text = f"host-inject: {lack}; `windlass run --container` brings the host's, which each node finds"
+    remedy = f"`windlass image inject` on a node shows what is added; an image with {provider}: windlass image build"
+    return Finding("strategy", "note", text, remedy)
 
 
 def _plugin(report: ImageReport, provider: str, injection: Injection | None) -> list[Finding]:
@@ -140,37 +110,23 @@ def _plugin(report: ImageReport, provider: str, injection: Injection | None) -> 
     elif injection is not None and any(map(_BRINGS_PLUGIN.search, injection.site_means)):
         found.append(Finding("plugin", "ok", "the image has none; the site brings its own"))
     elif provider:
-        found.append(
-            Finding(
-                "plugin",
-                "warning",
-                f"no network plugin of NCCL or RCCL (libnccl-net*.so, librccl-net*.so): {_TCP}",
-                "windlass image build --with ofi, or a folder that has it: --host-libs DIR",
-            )
-        )
+        text = f"no network plugin of NCCL or RCCL (libnccl-net*.so, librccl-net*.so): {_TCP}"
+        remedy = "windlass image build --with ofi, or a folder that has it: --host-libs DIR"
+        found.append(Finding("plugin", "warning", text, remedy))
     for text in injection.warnings if injection is not None else ():
         found.append(Finding("plugin", "warning", text, "`windlass image build` makes one"))
     if forced and not _is_unset(injection, "NCCL_NET_PLUGIN"):
-        found.append(
-            Finding(
-                "plugin",
-                "warning",
-                f"the image sets NCCL_NET_PLUGIN={forced}: NCCL uses only that one",
-                "--env ~NCCL_NET_PLUGIN, unless it is the one for this network",
-            )
-        )
+        text = f"the image sets NCCL_NET_PLUGIN={forced}: NCCL uses only that one"
+        remedy = "--env ~NCCL_NET_PLUGIN, unless it is the one for this network"
+        found.append(Finding("plugin", "warning", text, remedy))
     return found
 
 
 def _competing(report: ImageReport, injection: Injection | None) -> Finding:
     text = f"{len(report.plugins)} network plugins of NCCL or RCCL compete: {', '.join(report.plugins)}"
     if injection is not None and injection.hidden:
-        return Finding(
-            "plugin",
-            "note",
-            f"{text}; `windlass run` hides {', '.join(injection.hidden)}",
-            "for other ways to start it, remove these from the image",
-        )
+        text += f"; `windlass run` hides {', '.join(injection.hidden)}"
+        return Finding("plugin", "note", text, "for other ways to start it, remove these from the image")
     remedy = "keep one: remove the others from the image, or name it with --env NCCL_NET_PLUGIN=PATH"
     return Finding("plugin", "warning", text, remedy)
 

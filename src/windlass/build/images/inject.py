@@ -116,13 +116,7 @@ def require_host_libraries(injection: Injection, site: str) -> None:
 
 
 def _settings(spec: HostLibrariesSpec, own: str, host_root: str) -> Mapping[str, object]:
-    return {
-        "root": host_root,
-        "names": spec.names,
-        "folders": spec.folders,
-        "provider": spec.provider,
-        "own": own,
-    }
+    return {"root": host_root, "names": spec.names, "folders": spec.folders, "provider": spec.provider, "own": own}
 
 
 def injection_text(injection: Injection) -> str:

@@ -173,11 +173,9 @@ def libfabric_step(source: DownloadedSource, spec: ImageSpec) -> BuildStep:
         "amd": ' --with-rocr="$GPU_HOME"',
         "": "",
     }[spec.gpu]
-    only = {
-        "slingshot": cxi + " --disable-verbs --disable-efa --enable-lnx",
-        "infiniband": " --enable-verbs",
-        "": "",
-    }[spec.fabric]
+    only = {"slingshot": cxi + " --disable-verbs --disable-efa --enable-lnx", "infiniband": " --enable-verbs", "": ""}[
+        spec.fabric
+    ]
     return BuildStep(
         name="libfabric",
         because="MPI and NCCL's plugin reach the fabric through it"
