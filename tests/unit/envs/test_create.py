@@ -159,10 +159,15 @@ def test_another_command_begins_anew_after_an_interrupted_start(tmp_path: Path, 
 def test_the_same_command_does_nothing_the_second_time(tmp_path: Path, index: Path, quick_python: str) -> None:
     made = create(tmp_path, index, "--with", "alpha", python=quick_python)
     assert "to download: 1 package" in made.stderr, made.text
-    before = (tmp_path / "env" / "windlass-env.json").stat()
+    before = (tmp_path / "env" / "windlass-env.json").stat()  # not atime: reading may change it
     again = create(tmp_path, index, "--with", "alpha", python=quick_python)
     assert again.code == 0 and "nothing was done" in again.stdout
-    assert (tmp_path / "env" / "windlass-env.json").stat() == before
+    after = (tmp_path / "env" / "windlass-env.json").stat()
+    assert (after.st_ino, after.st_mtime_ns, after.st_ctime_ns) == (
+        before.st_ino,
+        before.st_mtime_ns,
+        before.st_ctime_ns,
+    )
     other = create(tmp_path, index, python=quick_python)
     assert other.code == 2 and "already exists" in other.stderr and left(tmp_path) == {"env"}
 

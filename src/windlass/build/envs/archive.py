@@ -111,7 +111,9 @@ def _writer(final: Path, environ: Mapping[str, str]) -> Writer:
     program = which("zstd" if name.endswith(_TAR_ZST) else "mksquashfs", environ)
     if program is None:
         missing = "zstd" if name.endswith(_TAR_ZST) else "mksquashfs (squashfs-tools)"
-        raise MachineError(f"{name}: no {missing} on this machine", hint="write a .tar.gz, which needs no other program")
+        raise MachineError(
+            f"{name}: no {missing} on this machine", hint="write a .tar.gz, which needs no other program"
+        )
 
     def through(entries: list[ArchiveMember], stream: BinaryIO) -> None:
         """Send a plain archive to the program, which writes the final format."""

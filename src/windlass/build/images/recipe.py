@@ -112,7 +112,9 @@ def _build(spec: ImageSpec, extras: tuple[str, ...], source: _Sources) -> tuple[
     fabric = bool({"mpi", "ofi"} & set(extras))
     if not fabric:
         return ()
-    found = [make.packages_step("tools", make.build_packages(spec, extras), "compilers and headers, not copied to the image")]
+    found = [
+        make.packages_step("tools", make.build_packages(spec, extras), "compilers and headers, not copied to the image")
+    ]
     if spec.fabric == "slingshot":
         found.append(make.cxi_step(source("cassini-headers"), source("cxi-driver"), source("libcxi")))
     found.append(make.libfabric_step(source("libfabric"), spec))
