@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from cluster.command import allocated
+from cluster.command import allocated, windlass_argv, windlass_env
 from cluster.slurm import SlurmCluster
+from waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "components"
+STANDINS = Path(__file__).parents[1] / "standins"
 SERVER = """
 import http.server, os, sys
 print('host', os.environ.get('SLURMD_NODENAME'), 'rank', os.environ['RANK'], flush=True)
@@ -58,3 +64,85 @@ def test_components_have_their_own_nodes_and_find_each_other(slurm: SlurmCluster
     assert "[server 1] host nid0002" in done.stdout
     assert "[client 0] host nid0003 b'ok'" in done.stdout
     assert "[client 3] host nid0004 b'ok'" in done.stdout
+
+
+def test_components_that_share_nodes_are_bound_to_different_cores(slurm_bound: SlurmCluster, tmp_path: Path) -> None:
+    show = "import os; print('cpus', sorted(os.sched_getaffinity(0)), os.environ['SLURMD_NODENAME'], flush=True)"
+    job = f"""
+[components.one]
+command = ["python3", "-c", "{show}"]
+cores_per_node = 1
+nodes = 2
+[components.two]
+command = ["python3", "-c", "{show}"]
+cores_per_node = 1
+nodes = 2
+"""
+    with allocated(slurm_bound, _folder(tmp_path, job), "--nodes=2", "--exclusive") as allocation:
+        done = allocation.windlass("run", "--show", "all", "job.toml")
+    assert done.code == 0, done.text
+    assert "[one 0] cpus [0] nid0001" in done.stdout
+    assert "[one 1] cpus [0] nid0002" in done.stdout
+    assert "[two 0] cpus [1] nid0001" in done.stdout
+    assert "[two 1] cpus [1] nid0002" in done.stdout
+
+
+def test_a_submitted_job_runs_its_components_and_records_them(slurm: SlurmCluster, tmp_path: Path) -> None:
+    env = {**windlass_env(_folder(tmp_path)), "WINDLASS_STATE": str(tmp_path / "state")}
+    sent = slurm.run(windlass_argv("submit", "--time", "5", "job.toml"), timeout_s=60, env=env, cwd=tmp_path)
+    assert sent.code == 0, sent.text
+    (run,) = (tmp_path / "runs").iterdir()
+    wait_until((run / "result.json").exists, timeout_s=60, what="the job ends", state=slurm.state)
+    assert json.loads((run / "result.json").read_text())["outcome"] == "ok", (run / "job.log").read_text()
+    states = {one["name"]: one["state"] for one in json.loads((run / "components.json").read_text())}
+    assert states == {"server": "stopped", "client": "done"}
+    assert json.loads((run / "components/client/result.json").read_text())["nodes"] == 2
+
+
+@pytest.mark.slow
+def test_vllm_over_two_nodes_answers_its_client(slurm: SlurmCluster, tmp_path: Path) -> None:
+    with allocated(slurm, tmp_path, "--nodes=3", "--exclusive") as allocation:
+        path = f"{STANDINS}:{allocation.env.get('PATH') or os.environ['PATH']}"
+        done = allocation.windlass("run", str(EXAMPLES / "vllm" / "vllm.toml"), env={"PATH": path})
+    assert done.code == 0, done.text
+    assert "[client 0] answer of 2 nodes" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_trainer_learns_with_a_server_and_a_reward_worker_on_three_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
+    with allocated(slurm, tmp_path, "--nodes=3", "--exclusive") as allocation:
+        done = allocation.windlass("run", str(EXAMPLES / "grpo" / "grpo.toml"), timeout_s=200)
+    assert done.code == 0, done.text
+    assert float(done.stdout.rpartition("reward ")[2]) > 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["server", "client"])
+def test_the_component_whose_rank_is_killed_is_named_with_its_node(
+    slurm: SlurmCluster, tmp_path: Path, victim: str
+) -> None:
+    wait = JOB.replace('script = "client.py"', 'script = "wait.py"')
+    (tmp_path / "wait.py").write_text(
+        "import sys, time, urllib.request\nprint('up', flush=True)\nwhile True:\n"
+        "    urllib.request.urlopen(sys.argv[1]).read(); time.sleep(0.2)\n"
+    )
+    with allocated(slurm, _folder(tmp_path, wait), "--nodes=4", "--exclusive") as allocation:
+        started = slurm.popen(windlass_argv("run", "job.toml"), env=allocation.env, cwd=tmp_path)
+        run = wait_until(lambda: next(iter((tmp_path / "runs").glob("*")), None), timeout_s=30, what="the run folder")
+        seats = run / "components" / victim / "where"
+        wait_until(lambda: _up(run / "components/client/out"), timeout_s=60, what="the client runs", state=slurm.state)
+        line = sorted(seats.iterdir())[0].read_text().splitlines()[0].split()
+        os.kill(int(line[-1]), signal.SIGKILL)
+        out, err = started.communicate(timeout=60)
+    assert started.returncode == 137, out + err
+    host = "nid0001" if victim == "server" else "nid0003"
+    assert f"windlass: {victim} failed: rank 0 on {host} was killed by SIGKILL" in err
+    if victim == "server":
+        assert "client failed" not in err or "client failed because server failed first: rank 0 on nid0001" in err
+    states = {one["name"]: one["state"] for one in json.loads((run / "components.json").read_text())}
+    assert states[victim] == "failed"
+
+
+def _up(out: Path) -> bool:
+    return any("up" in path.read_text() for path in out.glob("*.log"))

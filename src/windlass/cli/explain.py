@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_here(parser)
     parser.usage = f"{parser.prog} NAME [RUN | options] | RUN"
     parser.add_argument("name_to_explain", metavar="NAME", help="a variable or an option, e.g. NCCL_NET or --cpu-bind")
-    parser.add_argument("run", nargs="?", metavar="RUN", help="a run or a saved plan")
+    parser.add_argument("run", nargs="?", metavar="RUN", help="a run, a saved plan or a job file")
     parser.add_argument("--json", action="store_true")
 
 
@@ -80,8 +80,14 @@ def main(args: argparse.Namespace) -> Result:
         if args.run is None:
             return Result(text=plan_text(saved, explain=True, columns=width_of(sys.stdout, environ)), data=saved)
         site = load_site(saved.site, partition=saved.partition, folders=config)
-        findings = find_name(args.name_to_explain, saved, site)
-        return Result(text=occurrences_text(findings), data=findings)
+        names = [one.name for one in saved.request.components] or [""]
+        found = {
+            name: find_name(args.name_to_explain, plan, site)
+            for name, plan in zip(names, saved.parts or [saved], strict=True)
+        }
+        heads = {name: f"component {name}\n" if name else "" for name in found}
+        text = "\n\n".join(heads[name] + occurrences_text(one) for name, one in found.items())
+        return Result(text=text, data=found if saved.parts else found[""])
     request = request_from(args, environ)
     planned = plan_request(request, environ, here=args.here or None)
     plain = msgspec.structs.replace(request, env=(), unset=(), launcher_args=(), directives=(), container_args=())
@@ -97,6 +103,9 @@ def main(args: argparse.Namespace) -> Result:
 def _saved_plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan | None:
     """The plan of RUN, or of NAME if that is a run. None: the options make the plan."""
     text = args.run or args.name_to_explain
+    if text.endswith(".toml"):
+        args.kind, args.command = "script", [text]
+        return plan_request(request_from(args, environ), environ, here=args.here or None).plan
     if Path(text).is_file():
         return read_plan(text)
     try:

@@ -145,7 +145,7 @@ def _component(
     before = Path.cwd()
     os.chdir(path.parent)  # paths of the file start at its folder
     try:
-        request: Request = make(f"{component.where()}", argv)
+        request: Request = make(component.where(), argv)
     except UsageError as error:
         raise ConfigError(f"{component.where()}: {error.message}", hint=error.hint) from None
     finally:
@@ -153,7 +153,7 @@ def _component(
     if request.until_done or request.spares:
         raise ConfigError(
             f"{component.where('options')}: --until-done and --spares are not for components",
-            hint="leave them out of the component",
+            hint="restarts = N restarts a component on its nodes",
         )
     return msgspec.structs.replace(component, request=request)
 

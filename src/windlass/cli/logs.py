@@ -18,7 +18,7 @@ from windlass.model.plan import Plan
 from windlass.run.failure.ends import read_seats
 from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.failure.verdict import attempt_folders, ending_lines, read_verdict
-from windlass.run.folder import PLAN_FILE, RESULT_FILE, RunFolder, read_plan
+from windlass.run.folder import PLAN_FILE, RESULT_FILE, RunFolder, component_folder, read_plan
 from windlass.run.output import OutputView, Tail, show_ranks
 from windlass.run.supervise.runs import RunState, find_run, state_of
 
@@ -45,20 +45,38 @@ def main(args: argparse.Namespace) -> Result:
         )
     start = folder.path if args.attempt is None else _attempt(folder, args.attempt)
     plan = read_plan(start if (start / PLAN_FILE).exists() else folder.path)
-    if args.where:
+    if args.where and not plan.parts:
         return _where(start / "where")
-    ranks = show_ranks(args.rank, plan.world_size, flag="--rank")
+    size = max((part.world_size for part in plan.parts), default=plan.world_size)
+    ranks = show_ranks(args.rank, size, flag="--rank")
     if args.follow:
         return _follow(folder, plan, ranks, environ)
-    lines = rank_logs(plan, start).lines(ranks)
-    if args.json:
+    if args.json or args.where:
+        if plan.parts:
+            raise UsageError(f"{folder.path} has components", hint=f"name one: {folder.path.name}/{_first(plan)}")
+        lines = rank_logs(plan, start).lines(ranks)
         return Result(data=[{"rank": rank, "text": text} for rank, text in lines], foreign=True)
-    view, shown = _view(plan, ranks, environ), False
-    for rank, text in lines:  # a log may be larger than the memory
-        view.line(rank, text)
-        shown = True
+    shown = False
+    for part, path, view in _sources(plan, start, _view(plan, ranks, environ)):
+        for rank, text in rank_logs(part, path).lines(ranks):  # a log may be larger than the memory
+            view.line(rank, text)
+            shown = True
     waiting = not shown and start == folder.path and _waiting(state_of(folder, environ))
     return Result(text=waiting or "", foreign=True)
+
+
+def _first(plan: Plan) -> str:
+    return plan.request.components[0].name
+
+
+def _sources(plan: Plan, path: Path, view: OutputView) -> list[tuple[Plan, Path, OutputView]]:
+    """The plan, the folder and the view of each run whose output belongs to this one: itself, or its components."""
+    if not plan.parts:
+        return [(plan, path, view)]
+    return [
+        (part, component_folder(path, one.name), view.of_component(one.name, part.world_size))
+        for one, part in zip(plan.request.components, plan.parts, strict=True)
+    ]
 
 
 def _attempt(folder: RunFolder, number: int) -> Path:
@@ -79,33 +97,40 @@ def _waiting(state: RunState) -> str | None:
 def _follow(folder: RunFolder, plan: Plan, ranks: frozenset[int] | None, environ: Mapping[str, str]) -> Result:
     """Show lines until the run has ended or the user interrupts. A restarted run is followed too."""
     view = _view(plan, ranks, environ)
-    starts, said, out, followed = -1, "", 0, 0
+    starts, said = -1, ""
+    tails: dict[tuple[Path, int], Tail] = {}
     with contextlib.ExitStack() as stack:
+        stack.callback(_close, tails, frozenset())
         while True:
             state = state_of(folder, environ)
             waiting = _waiting(state) or said
             if waiting != said:
                 view.note(waiting)
                 said = waiting
+            # Ranks that started again in place write into the same files. Other starts get new folders.
+            sources = {(path, (path / "out").stat().st_ino): own for _, path, own in _sources(plan, folder.path, view)}
+            _close(tails, frozenset(sources))
             begun = len(attempt_folders(folder.path))
-            if begun != starts:
-                before, out = out, folder.part("out").stat().st_ino
-                if out != before:  # otherwise the ranks started again in place, and write into the same files
-                    stack.close()
-                if starts >= 0:
-                    _tell(folder, attempt_folders(folder.path)[starts:], plan, view)
-                starts = begun
-            if out != followed:
-                followed = out
-                tail = Tail(read_plan(folder.path), folder.part("out"), get_launcher(plan.launcher), view)
-                stack.callback(tail.close)
-                stack.callback(tail.poll)  # the last output before the files were moved
+            if begun != starts and starts >= 0:
+                _tell(folder, attempt_folders(folder.path)[starts:], plan, view)
+            starts = begun
+            for (path, inode), own in sources.items():
+                if (path, inode) not in tails:
+                    tails[path, inode] = Tail(read_plan(path), path / "out", get_launcher(plan.launcher), own)
             ended = state.state not in {"running", "waiting"} and not state.may_live
-            _show_for(0.0 if ended else _ASK_S, tail, folder)
+            _show_for(0.0 if ended else _ASK_S, list(tails.values()), folder)
             if ended:
-                stack.close()
+                _close(tails, frozenset())
                 _tell(folder, [folder.path], plan, view)
                 return Result()
+
+
+def _close(tails: dict[tuple[Path, int], Tail], kept: frozenset[tuple[Path, int]]) -> None:
+    """Show the last output of the other files and close them. A start may have moved them."""
+    for key in tails.keys() - kept:
+        tail = tails.pop(key)
+        tail.poll()
+        tail.close()
 
 
 def _tell(folder: RunFolder, starts: list[Path], plan: Plan, view: OutputView) -> None:
@@ -125,12 +150,13 @@ def _view(plan: Plan, ranks: frozenset[int] | None, environ: Mapping[str, str]) 
     return OutputView(ranks, sys.stdout, sys.stderr, width=width, labels=not single, foreign=True, environ=environ)
 
 
-def _show_for(seconds: float, tail: Tail, folder: RunFolder) -> None:
+def _show_for(seconds: float, tails: list[Tail], folder: RunFolder) -> None:
     """Show new output for this time, or until a start of the run has written its record."""
     end = time.monotonic() + seconds
     before = _changed(folder)
     while True:
-        tail.poll()
+        for tail in tails:
+            tail.poll()
         if time.monotonic() >= end or _changed(folder) != before:
             return
         time.sleep(_LOOK_S)

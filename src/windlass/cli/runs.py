@@ -24,6 +24,7 @@ from windlass.run.failure.ends import read_ledger
 from windlass.run.failure.verdict import Verdict, attempt_folders, read_verdict
 from windlass.run.folder import COMMAND_FILE, PLAN_FILE, RunFolder, is_run
 from windlass.run.supervise.attempts import records
+from windlass.run.supervise.components import read_states
 from windlass.run.supervise.runs import RunState, choose_cleanable, find_folders, find_run, state_of, stop_run
 
 _DAY_S = 86400.0
@@ -108,10 +109,16 @@ def _show(folder: RunFolder, environ: dict[str, str]) -> Result:
         lines += _attempt_lines(number, where, verdict, record.outcome if record else "")
         lines += [f"    {line}" for line in finding_lines(record.findings if record else ())]
         data.append({"attempt": number, "folder": str(where), "verdict": verdict, "record": record})
+    components = read_states(folder.path)
+    for one in components:
+        why = f" ({one.why})" if one.why else ""
+        lines.append(f"  component {one.name}: {one.state}{why}; {folder.path.name}/{one.name}")
     saved = [line for line in read_ledger(folder.path) if line.what == "saved"]
     if saved:
         lines.append(f"  newest snapshot: step {saved[-1].step} in {saved[-1].folder}, {_clock(saved[-1].at)}")
-    return Result(text="\n".join(lines), data={"state": state, "attempts": data, "snapshots": saved})
+    return Result(
+        text="\n".join(lines), data={"state": state, "attempts": data, "snapshots": saved, "components": components}
+    )
 
 
 def _attempt_lines(number: int, where: Path, verdict: Verdict | None, outcome: str) -> list[str]:

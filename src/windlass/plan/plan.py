@@ -29,7 +29,6 @@ from windlass.model.plan import (
 from windlass.model.request import Request
 from windlass.model.secrets import MASK, is_secret, mask_argv, secret_positions
 from windlass.model.site import ModuleSpec, Site
-from windlass.model.topology import Topology
 from windlass.plan.agents import needs_agents, plan_agents
 from windlass.plan.arguments import batch_directives, launch_arguments, rank_limits
 from windlass.plan.cache import plan_cache, with_view
@@ -57,7 +56,7 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
     shape = decide_shape(request, context)
     check_profile(request, shape.nodes * shape.ranks_per_node)
     command = rank_command(request, context.python if not request.container else request.python or "python")
-    binding = _binding(request, site, context.topology, shape)
+    binding = _binding(request, context, shape)
     _check_options(request, site)
     before_modules = _facts_before_modules(request, shape, binding, site)
     box = _container(request, context, before_modules, command)
@@ -134,7 +133,8 @@ def _interpreter_because(request: Request, context: PlanningContext) -> str:
     return "the image's own" if request.container and not request.python else context.python_because
 
 
-def _binding(request: Request, site: Site, topology: Topology, shape: Shape) -> Binding:
+def _binding(request: Request, context: PlanningContext, shape: Shape) -> Binding:
+    site, topology = context.site, context.topology
     spec = site.file.binding
     if not topology.cores:
         return Binding(
@@ -157,6 +157,8 @@ def _binding(request: Request, site: Site, topology: Topology, shape: Shape) -> 
     made = bind(topology, asked)
     if asked.agent_cpus and not any(rank.cpus for rank in made.ranks):  # no core is free: agents share the ranks' cores
         made = bind(topology, replace(asked, agent_cpus=()))
+    if context.devices_of_node is not None and shape.devices == "all" and not made.visible:
+        made = msgspec.structs.replace(made, visible=shape.all_devices)  # the other devices belong to other components
     launcher = get_launcher(shape.launcher)
     if made.variable and not launcher.takes_binding_words:
         raise UsageError(

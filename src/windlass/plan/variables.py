@@ -16,7 +16,6 @@ from windlass.model.plan import Binding, Setting, setting_of
 from windlass.model.request import Request
 from windlass.model.secrets import MASK, is_secret
 from windlass.model.site import ModuleSpec, SettingSpec, Site
-from windlass.model.topology import Topology
 from windlass.plan.agents import MPS_PIPES, MPS_SHARE
 from windlass.plan.environment import caches, ranks
 from windlass.plan.inputs import PlanningContext
@@ -49,13 +48,13 @@ def plan_environment(
             container=facts.container,
             decided={*context.users_environment, *request.unset, *(name for name, _ in request.env)},
         ),
-        *(() if with_ray else _visibility(site, shape, binding, context.topology)),
+        *(() if with_ray else _visibility(context, shape, binding)),
         *_offline(site),
     ]
     if shape.nodes * shape.ranks_per_node > 1 and not with_ray:
         one = shape.devices == "one"
         builtin += ranks.framework_settings(
-            context.imports, binding, shape.launcher, one_device=one, all_devices=shape.all_devices
+            context.imports, binding, shape.launcher, one_device=one, all_devices=_node_devices(context, shape)
         )
     own_mps = MPS_PIPES in {*context.users_environment, *(name for name, _ in request.env)}
     builtin += _of_shape(shape, binding, mps=not (facts.container or own_mps))
@@ -94,13 +93,19 @@ def _of_shape(shape: Shape, binding: Binding, *, mps: bool) -> Iterator[Setting]
         yield Setting(name=MPS_SHARE, value=str(share), because=because)
 
 
-def _visibility(site: Site, shape: Shape, binding: Binding, topology: Topology) -> tuple[Setting, ...]:
+def _node_devices(context: PlanningContext, shape: Shape) -> tuple[int, ...]:
+    """Devices that a rank sees without any setting. A component with a share of the node must always be limited."""
+    return shape.all_devices if context.devices_of_node is None else ()
+
+
+def _visibility(context: PlanningContext, shape: Shape, binding: Binding) -> tuple[Setting, ...]:
+    site = context.site
     made = ranks.visibility_settings(
         binding,
         shape.visibility,
         shape.devices,
         by_launcher=site.file.devices.by_launcher and shape.launcher in _CHOOSE_DEVICES,
-        all_devices=shape.all_devices,
+        all_devices=_node_devices(context, shape),
     )
     origin = site.origin_of("devices.visibility")
     return tuple(msgspec.structs.replace(setting, origin=origin) for setting in made)

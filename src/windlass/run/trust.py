@@ -53,9 +53,9 @@ class NotTrustedError(UsageError):
     """A run folder or a plan file that this user neither made nor trusted."""
 
     def __init__(self, path: Path, why: str) -> None:
-        hint = f"read its command and trust it:  windlass runs trust {quote(str(path))}"
+        self.path = path.parent.parent if path.parent.name == COMPONENTS else path
+        hint = f"read its command and trust it:  windlass runs trust {quote(str(self.path))}"
         super().__init__(f"{path}: {why}. windlass runs nothing from it and does not change it", hint=hint)
-        self.path = path
 
 
 # What windlass writes

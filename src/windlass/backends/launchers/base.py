@@ -56,6 +56,8 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     unbound: bool = False
     """Disable binding by the launcher."""
     gpus_per_node: int | None = None
+    gpus_of_node: int | None = None
+    """All devices of a node, if the step uses only some of them."""
     gpu_type: str | None = None
     gpu_request: Literal["none", "gpus-per-node", "gres", "gpus", "gpus-per-task"] = "none"
     devices: Literal["all", "one"] = "all"

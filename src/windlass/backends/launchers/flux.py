@@ -71,7 +71,9 @@ class FluxRun(Launcher):
     reaches_groups = True
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
-        return with_site(_defaults(spec, site.executable or self.executable), site.arguments)
+        whole = spec.cores_per_node is None
+        own = tuple(argument for argument in site.arguments if whole or argument.words != ("--exclusive",))
+        return with_site(_defaults(spec, site.executable or self.executable), own)
 
     def node_step(self, spec: NodeStepSpec) -> NodeStep:
         """`flux exec` on the brokers of the nodes.

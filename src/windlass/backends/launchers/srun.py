@@ -153,7 +153,7 @@ def _devices(spec: LaunchSpec) -> Iterator[Argument]:
         yield Argument(words=("--gpus-per-task=1",), because="one device for each rank")
         yield Argument(words=("--gpu-bind=closest",), because="Slurm gives each rank the device next to its cores")
         return
-    per_node = spec.gpus_per_node
+    per_node = spec.gpus_of_node or spec.gpus_per_node  # an overlapping step would get the first devices of the node
     word = gpu_option(
         spec.gpu_request,
         gpus_per_node=per_node,

@@ -282,7 +282,8 @@ class _Job:
     def _look_for_the_end(self) -> None:
         """Decide whether the job ends now: a failure, the end of a component that decides, or all work done."""
         for part in self.parts:
-            lost = [need.name for need in self._named(part.component.needs) if need.state.state == "failed"]
+            needs = self._named(part.component.needs)
+            lost = [one.name for one in needs if one.state.state == "failed" and one.component.end == "ignore"]
             if part.state.state == "waiting" and lost:
                 part.become("failed", why=f"could not start: it needs {lost[0]}", ended=time.time())
         failed = self._failed()
@@ -363,7 +364,7 @@ class _Job:
                 self.run.view.note(f"windlass: {text}")
         path = component_folder(self.run.folder.path, root.name)
         self.run.view.note(f"windlass: output of {root.name}: windlass logs {path}")
-        code = root.record.exit_code if root.record is not None and root.record.exit_code else 1
+        code = root.record.exit_code if root.record is not None and root.record.outcome != "stopped" else 1
         failure = RankFailure(
             rank=where.rank if where else None,
             host=where.host if where else None,
@@ -372,7 +373,7 @@ class _Job:
             said=f"{root.name} failed: {root.state.why}",
         )
         self._save_verdict(root)
-        return self._save(outcome="killed" if code > 128 else "failed", exit_code=code, failure=failure)
+        return self._save(outcome="killed" if code > 128 else "failed", exit_code=code or 1, failure=failure)
 
     def _root(self, part: _Part, failed: Sequence[_Part]) -> _Part:
         """Return the failed component that explains the failure of this one: one that it needs, and failed earlier."""

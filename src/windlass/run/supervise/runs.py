@@ -37,6 +37,7 @@ from windlass.run.folder import (
     PLAN_FILE,
     FolderUse,
     RunFolder,
+    component_folder,
     folder_use,
     is_run,
     open_folder,
@@ -102,7 +103,7 @@ def find_folders(runs_dir: Path) -> list[RunFolder]:
 def find_run(text: str | None, runs_dir: Path) -> RunFolder:
     """Find a run by its folder, or by its name below the folder of runs, as `runs list` shows it.
 
-    None: the newest run. Raises `UsageError` if there is no such run.
+    `RUN/NAME` is a component of a job file. None: the newest run. Raises `UsageError` if there is no such run.
     """
     if text is None:
         found = find_runs(runs_dir)
@@ -110,8 +111,10 @@ def find_run(text: str | None, runs_dir: Path) -> RunFolder:
             raise UsageError(f"no runs in {runs_dir}", hint="give a run folder, or set WINDLASS_RUNS")
         return found[-1]
     path = Path(text)
-    if len(path.parts) == 1 and not path.exists():
+    if not path.exists() and not path.is_absolute():
         path = runs_dir.expanduser() / text
+    if not path.exists():  # `RUN/server` is short for the component's folder
+        path = component_folder(path.parent, path.name)
     if not is_run(path):
         raise UsageError(
             f"{text} is not a run folder: there is no {PLAN_FILE} in it",

@@ -9,17 +9,19 @@ from collections.abc import Mapping
 import msgspec
 
 from windlass.base.notation.counts import counted
-from windlass.base.notation.hostlist import expand_hostlist
+from windlass.base.notation.hostlist import expand_hostlist, fold_hostlist
+from windlass.base.notation.shell import quote
 from windlass.diagnose.watch.figures import ms_text, pace
 from windlass.diagnose.watch.findings import find
 from windlass.diagnose.watch.fold import about_of
 from windlass.diagnose.watch.job import Job, NodeRow, Note, RankRow, read_job
 from windlass.errors import WindlassError
-from windlass.model.finding import SERIOUS, Finding, worst_first
+from windlass.model.finding import SERIOUS, Finding, Severity, worst_first
 from windlass.run.failure.ends import read_seats
 from windlass.run.failure.verdict import attempt_folders, read_verdict
-from windlass.run.folder import RunFolder, read_plan
+from windlass.run.folder import RunFolder, component_folder, read_plan
 from windlass.run.supervise.attempts import read_owner
+from windlass.run.supervise.components import PartState, read_states
 from windlass.run.supervise.runs import RunState, state_of
 
 _STALE_S = 60.0
@@ -30,6 +32,8 @@ def watched(folder: RunFolder, environ: Mapping[str, str]) -> tuple[Job, tuple[F
 
     The result is partial, with a note, if samples are missing or damaged.
     """
+    if states := read_states(folder.path):
+        return _with_components(folder, states, environ)
     try:
         job = read_job(folder.path)
         trouble = "" if job else "nothing was sampled: the run was started without --watch"
@@ -53,6 +57,28 @@ def watched(folder: RunFolder, environ: Mapping[str, str]) -> tuple[Job, tuple[F
         return job, (_about(state), *find(job)) if trouble else (stale, *find(job))
     job = msgspec.structs.replace(job, ended=state.state != "waiting")
     return job, worst_first((*_ended(folder, state, job), *_judged(job)))
+
+
+def _with_components(
+    folder: RunFolder, states: tuple[PartState, ...], environ: Mapping[str, str]
+) -> tuple[Job, tuple[Finding, ...]]:
+    """Return the job of a job file: its state, one finding per component, and what is serious in each of them."""
+    state = state_of(folder, environ)
+    found = [*_ended(folder, state, job)] if (job := _unsampled(folder, state, "")).ended else [_about(state)]
+    found = [one for one in found if one.kind != "not-measured"] or [_about(state)]
+    for one in states:
+        path = component_folder(folder.path, one.name)
+        severity: Severity = "error" if one.state == "failed" else "note"
+        hosts = fold_hostlist(one.hosts)
+        evidence = f"{one.state}{f': {one.why}' if one.why else ''}; on {hosts}" + (
+            f"; ready after {one.ready - one.started:.1f} s" if one.ready and one.started else ""
+        )
+        advice = f"windlass report {quote(str(path))}"
+        found.append(Finding("component", severity, evidence, advice, subject=one.name))
+        if one.state in {"starting", "ready", "done"}:
+            theirs = watched(RunFolder(path), environ)[1]
+            found += [msgspec.structs.replace(two, subject=one.name) for two in theirs if two.severity in SERIOUS]
+    return msgspec.structs.replace(job, notes=()), worst_first(found)
 
 
 def _judged(job: Job) -> tuple[Finding, ...]:
