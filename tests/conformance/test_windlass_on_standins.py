@@ -20,6 +20,8 @@ from standins.sites import real
 from waiting import wait_until
 from windlass.backends.schedulers import get_scheduler
 from windlass.backends.schedulers.base import JobState
+from windlass.run.failure.rank_logs import rank_logs
+from windlass.run.folder import read_plan
 
 __all__ = ["machine"]
 
@@ -300,3 +302,33 @@ def test_last_lines_without_their_end_stay_apart_under_flux(tmp_path: Path) -> N
         machine.wait(job_id, OVER)
         for rank in range(4):
             assert sorted(machine.lines(rank)) == [f"err {rank}", f"out {rank}", "whole"], machine.log()
+
+
+def test_components_of_a_job_file_share_a_node_or_have_their_own(machine: Machine) -> None:
+    (machine.site.home / "job.toml").write_text("""
+[components.server]
+command = ["sh", "-c", "echo server on $(uname -n); touch up; exec sleep 100"]
+cores_per_node = 1
+ready = { file = "up", within_s = 60 }
+end = "service"
+
+[components.client]
+command = ["sh", "-c", "echo client on $(uname -n) of {server.hosts}"]
+cores_per_node = 1
+needs = ["server"]
+
+[components.wide]
+command = ["sh", "-c", "echo wide $RANK on $(uname -n)"]
+nodes = 2
+ranks_per_node = 1
+""")
+    done = machine.windlass("submit", *machine.words, "--time", "5", "--run-dir", "run", "job.toml")
+    assert done.returncode == 0, done.stderr
+    assert machine.wait(done.stdout.split()[-1], OVER) == (JobState.DONE, 0), machine.log()
+    parts = machine.site.home / "run" / "components"
+    said = {
+        path.name: [text for _, text in rank_logs(read_plan(path), path).lines()] for path in sorted(parts.iterdir())
+    }
+    assert said["server"][0] == "server on node1"
+    assert said["client"][0].startswith("client on node1 of ")
+    assert sorted(said["wide"]) == ["wide 0 on node2", "wide 1 on node3"]

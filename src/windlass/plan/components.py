@@ -10,6 +10,7 @@ import msgspec
 from windlass.base.notation.counts import counted
 from windlass.base.notation.hostlist import fold_hostlist
 from windlass.errors import UsageError, nearest
+from windlass.model.finding import SERIOUS, worst_first
 from windlass.model.plan import Plan, Rendezvous
 from windlass.model.request import Component, Request
 from windlass.model.topology import Core, Topology
@@ -51,8 +52,14 @@ def plan_whole(request: Request, context: PlanningContext) -> tuple[Plan, Secret
         for one, part in zip(request.components, parts, strict=True)
     )
     whole = msgspec.structs.replace(top.request, components=masked, nodes=request.nodes, ranks_per_node=None)
-    kept = tuple(remark for remark in top.remarks if remark.kind not in {"idle-devices", "devices-unused"})
-    plan = msgspec.structs.replace(top, request=whole, parts=parts, remarks=kept)
+    kept = [remark for remark in top.remarks if remark.kind not in {"idle-devices", "devices-unused"}]
+    kept += [
+        msgspec.structs.replace(remark, subject=part.name)
+        for part in parts
+        for remark in part.remarks
+        if remark.severity in SERIOUS
+    ]
+    plan = msgspec.structs.replace(top, request=whole, parts=parts, remarks=worst_first(kept))
     return plan, msgspec.structs.replace(secrets, parts=tuple(hidden for _, hidden in made))
 
 

@@ -39,7 +39,7 @@ def plan_text(
     each. The plan of a job file shows the job, then each component.
     """
     if plan.parts:
-        job = [_summary(plan), _section("components", _components(plan))]
+        job = [_section("warnings", _remarks(plan)[0]), _summary(plan), _section("components", _components(plan))]
         job.append(_section("batch directives", _arguments(plan.directives, explain, columns=columns)))
         for one, part in zip(plan.request.components, plan.parts, strict=True):
             text = plan_text(part, explain=explain, script=script, color=color, width=width, columns=columns)

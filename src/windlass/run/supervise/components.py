@@ -18,6 +18,7 @@ from typing import Literal
 
 import msgspec
 
+from windlass.base.notation.hostlist import fold_hostlist
 from windlass.errors import UsageError, WindlassError
 from windlass.model.jsontext import from_json, to_json
 from windlass.model.plan import Plan
@@ -35,6 +36,7 @@ from windlass.run.planning import Run
 from windlass.run.rendezvous import LOOPBACK, host_addresses, is_free, is_this_host, master_port, plan_hosts
 from windlass.run.signals import Heard, fork_run, listening
 from windlass.run.supervise.ready import ReadyTest
+from windlass.run.verdict import is_late
 
 STATE_FILE = "components.json"
 _TICK_S = 0.05
@@ -349,6 +351,9 @@ class _Job:
         failed = self._failed()
         stopped = heard.stopped_by
         if stopped is not None and self.first is None:
+            allocation = self.run.context.allocation
+            if heard.time_up or is_late(allocation.end_time_s if allocation else None):
+                self._save_verdict(Cause(kind="walltime", reason="the allocation's time is up"))
             return self._save(outcome="stopped", exit_code=128 + stopped)
         if not failed:
             took = time.time() - self.began
@@ -372,7 +377,10 @@ class _Job:
             signal=where.signal if where else None,
             said=f"{root.name} failed: {root.state.why}",
         )
-        self._save_verdict(root)
+        known = read_verdict(root.run.folder.path)
+        cause = known.cause if known else Cause(kind="transient", reason="")
+        text = f"{root.name}: {root.state.why}"
+        self._save_verdict(msgspec.structs.replace(cause, reason=text, rank=None, host=None))
         return self._save(outcome="killed" if code > 128 else "failed", exit_code=code or 1, failure=failure)
 
     def _root(self, part: _Part, failed: Sequence[_Part]) -> _Part:
@@ -383,15 +391,12 @@ class _Job:
         ]
         return min(earlier, key=_failed_at, default=part)
 
-    def _save_verdict(self, root: _Part) -> None:
-        known = read_verdict(root.run.folder.path)
-        cause = known.cause if known else Cause(kind="transient", reason=root.state.why)
-        text = f"{root.name}: {root.state.why}"
+    def _save_verdict(self, cause: Cause) -> None:
         verdict = Verdict(
             attempt=len(attempt_folders(self.run.folder.path)),
-            cause=msgspec.structs.replace(cause, reason=text, rank=None, host=None),
-            decision=known.decision if known else Decision(action="stop", why="it may not be restarted"),
-            hosts=",".join(root.state.hosts),
+            cause=cause,
+            decision=Decision(action="stop", why="the job has ended"),
+            hosts=fold_hostlist(tuple(dict.fromkeys(host for part in self.parts for host in part.state.hosts))),
             times=Times(started=self.began, ended=time.time()),
         )
         with contextlib.suppress(WindlassError):

@@ -46,7 +46,7 @@ from windlass.run.folder import (
 from windlass.run.scheduler_commands import ask_status, scheduler_environ
 from windlass.run.sidecars.detached import AGENTS_FILE
 from windlass.run.supervise.attempts import Owner, read_owner, records
-from windlass.run.trust import is_own_folder, require_trust
+from windlass.run.trust import component_folders, is_own_folder, require_trust
 
 State = Literal["running", "waiting", "done", "resumable", "stopped", "failed", "killed", "unknown"]
 """`waiting`: in the scheduler's queue.
@@ -296,7 +296,8 @@ def _changed(folder: RunFolder) -> float:
 def holds_snapshots(folder: RunFolder) -> bool:
     """Return whether the run wrote its snapshots to its run folder. Removing the folder would lose them."""
     inside = str(folder.path) + "/"
-    return any(line.folder.startswith(inside) and Path(line.folder).exists() for line in read_ledger(folder.path))
+    lines = [line for path in (folder.path, *component_folders(folder.path)) for line in read_ledger(path)]
+    return any(line.folder.startswith(inside) and Path(line.folder).exists() for line in lines)
 
 
 def cleanable(
