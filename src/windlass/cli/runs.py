@@ -24,7 +24,7 @@ from windlass.run.failure.ends import read_ledger
 from windlass.run.failure.verdict import Verdict, attempt_folders, read_verdict
 from windlass.run.folder import COMMAND_FILE, PLAN_FILE, RunFolder, is_run
 from windlass.run.supervise.attempts import records
-from windlass.run.supervise.components import read_states
+from windlass.run.supervise.parts import read_states
 from windlass.run.supervise.runs import RunState, choose_cleanable, find_folders, find_run, state_of, stop_run
 
 _DAY_S = 86400.0

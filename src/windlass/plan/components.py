@@ -137,7 +137,7 @@ def _planned(
     span = max(2, int(rule.port_span * width))
     rule = msgspec.structs.replace(rule, port_base=rule.port_base + int(rule.port_span * begin), port_span=span // 2)
     return msgspec.structs.replace(
-        plan, rendezvous=rule, request=msgspec.structs.replace(plan.request, hosts=None)
+        plan, rendezvous=rule, directives=(), request=msgspec.structs.replace(plan.request, hosts=None)
     ), secrets
 
 

@@ -20,7 +20,7 @@ from windlass.diagnose.watch.rules import check
 from windlass.errors import MachineError, WindlassError
 from windlass.model.jsontext import to_json
 from windlass.model.plan import Plan
-from windlass.model.record import RECORD_VERSION, Outcome, RunRecord
+from windlass.model.record import RECORD_VERSION, Outcome, RankFailure, RunRecord
 from windlass.plan.render.batch_script import launch_argv
 from windlass.run.execute import RanksEnd
 from windlass.run.failure.decide import Past, RestartOptions
@@ -115,13 +115,22 @@ def finished(end: RanksEnd) -> bool:
     return not (end.stopped or end.failing or end.code)
 
 
-def save_record(run: Run, end: RanksEnd, seen: Observed | None = None, cause: Cause | None = None) -> RunRecord:
-    """Write and return `result.json`.
+def save_record(
+    run: Run,
+    end: RanksEnd,
+    seen: Observed | None = None,
+    cause: Cause | None = None,
+    *,
+    failure: RankFailure | None = None,
+) -> RunRecord:
+    """Write and return `result.json`. `failure` is the first failure, if the evidence is not in this run's files.
 
     If the record cannot be written, the run counts as failed: its disk is full or gone, and output of the ranks may be
     missing too. If the run failed anyway, its own exit code is kept.
     """
     record = _record(run.plan, run.folder, end, seen, cause)
+    if failure is not None:
+        record = msgspec.structs.replace(record, failure=failure, outcome="killed" if end.code > 128 else "failed")
     try:
         run.folder.save_result(record)
     except MachineError as error:

@@ -21,7 +21,7 @@ from windlass.run.failure.ends import read_seats
 from windlass.run.failure.verdict import attempt_folders, read_verdict
 from windlass.run.folder import RunFolder, component_folder, read_plan
 from windlass.run.supervise.attempts import read_owner
-from windlass.run.supervise.components import PartState, read_states
+from windlass.run.supervise.parts import PartState, read_states
 from windlass.run.supervise.runs import RunState, state_of
 
 _STALE_S = 60.0
