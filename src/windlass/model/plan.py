@@ -342,7 +342,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     remarks: tuple[Finding, ...] = ()
     grace_s: float = 5.0
     parts: tuple[Plan, ...] = ()
-    """The plans of a job file's components, in the order of `request.components`. This plan then has no command."""
+    """The plans of a job file's components, in the order of `request.components`."""
     parent: bool = False
     """The rank script stays the parent of the user's command and reports its end. Set if the run is watched, or if its
     launcher does not report which rank failed."""
@@ -409,10 +409,8 @@ def _check_words_for_shells(plan: Plan, where: str) -> None:
     ]
     wrong = next((name for name in names if not NAME.match(name)), None)
     if wrong is not None:
-        raise ConfigError(
-            f"{where}: {wrong[:80]!r} is not the name of a variable",
-            hint="use letters, digits and _ in names",
-        )
+        hint = "use letters, digits and _ in names"
+        raise ConfigError(f"{where}: {wrong[:80]!r} is not the name of a variable", hint=hint)
     logged = plan.request.comm_log
     if logged is not None and not re.fullmatch(r"all|\d{1,9}(,\d{1,9})*", logged):
         raise ConfigError(

@@ -211,7 +211,7 @@ def gather_context(
     site, mpi_note = said.seen_mpi or with_seen_mpi(request, site, environ)
     remarks += [*said.remarks, *_foreign_files(request, settings)]
     roots = cache_roots(request) if here else ()
-    remarks += _check_paths(request, site, environ, here=here, ours=on_node and (allocation is not None or not ruled))
+    remarks += check_paths(request, site, environ, here=here, ours=on_node and (allocation is not None or not ruled))
     if not here and detection is None and _is_elsewhere(site, settings, environ):
         remarks.append(_own_paths(request, python, site))
     context = PlanningContext(
@@ -229,7 +229,7 @@ def gather_context(
         place=environment_place(python) if here and _many_read_it(request, allocation) else None,
         activate_kind=activate_kind(request),
         cache_roots=roots,
-        cache_environments=_cache_environments(request, python, environ) if roots else (),
+        cache_environments=cache_environments(request, python, environ) if roots else (),
         bad_hosts=bad_hosts(settings, site.name) if site.file.scheduler.kind != "none" or allocation else (),
         forbidden=forbidden_at(settings, site.name),
         busy_hosts=busy_hosts(request, allocation, environ) if allocation else (),
@@ -239,50 +239,14 @@ def gather_context(
         detection=detection,
         remarks=(*remarks, *(one for one in (mpi_note, note) if one)),
     )
-    return _with_parts(request, context, environ, here=here) if request.components else (request, context)
+    if request.components:
+        from windlass.run.component_context import with_parts  # imported here: only job files need it
+
+        return with_parts(request, context, environ, here=here)
+    return request, context
 
 
-def _with_parts(
-    request: Request, context: PlanningContext, environ: Mapping[str, str], *, here: bool
-) -> tuple[Request, PlanningContext]:
-    """Return the request and the context of a job file with the context of each component.
-
-    Only the facts about the component's command and environment are read. The machine is the same for all.
-    """
-    components, parts = [], []
-    for one in request.components:
-        inherited = {
-            name: getattr(request, name) for name in ("site", "site_file", "scheduler", "launcher", "partition")
-        }
-        child = msgspec.structs.replace(one.request, **inherited)
-        script = read_script(child)
-        python, because = find_python(child, context.site, environ, script)
-        child, note = with_auto_cache(child, python, context.site, environ)
-        roots = cache_roots(child) if here else ()
-        part = msgspec.structs.replace(
-            context,
-            python=python,
-            python_because=because,
-            imports=script.imports,
-            trains_alone=script.trains_alone,
-            place=None,
-            activate_kind=activate_kind(child),
-            cache_roots=roots,
-            cache_environments=_cache_environments(child, python, environ) if roots else (),
-            seen_paths=seen_paths(child, context.site, environ) if context.on_node else None,
-            remarks=(
-                *_check_paths(child, context.site, environ, here=here, ours=context.on_node),
-                *filter(None, [note]),
-            ),
-            component=one.name,
-        )
-        components.append(msgspec.structs.replace(one, request=child))
-        parts.append(part)
-    whole = msgspec.structs.replace(context, parts=tuple(parts))
-    return msgspec.structs.replace(request, components=tuple(components)), whole
-
-
-def _check_paths(request: Request, site: Site, environ: Mapping[str, str], *, here: bool, ours: bool) -> list[Finding]:
+def check_paths(request: Request, site: Site, environ: Mapping[str, str], *, here: bool, ours: bool) -> list[Finding]:
     """Check that the environments named by the request exist here. Raises for a missing one.
 
     An environment on node-local storage is not checked if this machine is not one of the nodes (`ours`). For a plan for
@@ -342,7 +306,7 @@ def cache_roots(request: Request) -> tuple[tuple[str, str], ...]:
     return tuple((path, str(Path(path).resolve())) for path in request.cache)
 
 
-def _cache_environments(request: Request, python: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+def cache_environments(request: Request, python: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Prefixes from which the ranks may start programs: the interpreter's, the active environments', and the roots."""
     named = [environ.get("VIRTUAL_ENV"), environ.get("CONDA_PREFIX"), request.activate, *request.cache]
     if "/" in python:
