@@ -16,7 +16,7 @@ from windlass.base.notation.counts import parse_ranks, parse_size
 from windlass.base.tables import packaged_table
 from windlass.errors import UsageError, unknown_name
 
-USAGE = "[options] SCRIPT.py [ARGS…] | JOB.toml | -m MODULE … | -- COMMAND …"
+USAGE = "[options] SCRIPT.py [ARGS…] | -m MODULE … | -- COMMAND …"
 
 PLACE = ("--site", "--nodes", "--hosts", "--scheduler", "--launcher")
 """Nodes and launcher."""
