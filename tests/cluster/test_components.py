@@ -146,3 +146,29 @@ def test_the_component_whose_rank_is_killed_is_named_with_its_node(
 
 def _up(out: Path) -> bool:
     return any("up" in path.read_text() for path in out.glob("*.log"))
+
+
+@pytest.mark.slow
+def test_a_killed_server_restarts_alone_and_its_client_goes_on(slurm: SlurmCluster, tmp_path: Path) -> None:
+    job = JOB.replace('script = "client.py"', 'script = "patient.py"').replace(
+        'end = "service"', 'end = "service"\nrestarts = 1'
+    )
+    (tmp_path / "patient.py").write_text(
+        "import pathlib, sys, time, urllib.request\nprint('up', flush=True)\nend = time.monotonic() + 60\n"
+        "while not pathlib.Path('killed').exists() and time.monotonic() < end: time.sleep(0.1)\n"
+        "while time.monotonic() < end:\n"
+        "    try: print(urllib.request.urlopen(sys.argv[1]).read(), flush=True); break\n"
+        "    except OSError: time.sleep(0.2)\n"
+    )
+    with allocated(slurm, _folder(tmp_path, job), "--nodes=4", "--exclusive") as allocation:
+        started = slurm.popen(windlass_argv("run", "job.toml"), env=allocation.env, cwd=tmp_path)
+        run = wait_until(lambda: next(iter((tmp_path / "runs").glob("*")), None), timeout_s=30, what="the run folder")
+        wait_until(lambda: _up(run / "components/client/out"), timeout_s=60, what="the client runs", state=slurm.state)
+        seat = sorted((run / "components/server/where").iterdir())[0].read_text().splitlines()[0].split()
+        os.kill(int(seat[-1]), signal.SIGKILL)
+        wait_until((run / "components/server/attempt-1").exists, timeout_s=60, what="the server starts again")
+        (tmp_path / "killed").touch()
+        out, err = started.communicate(timeout=90)
+    assert started.returncode == 0, out + err
+    assert "b'ok'" in out
+    assert not (run / "components/client/attempt-1").exists()

@@ -304,6 +304,7 @@ def test_last_lines_without_their_end_stay_apart_under_flux(tmp_path: Path) -> N
             assert sorted(machine.lines(rank)) == [f"err {rank}", f"out {rank}", "whole"], machine.log()
 
 
+@pytest.mark.slow
 def test_components_of_a_job_file_share_a_node_or_have_their_own(machine: Machine) -> None:
     (machine.site.home / "job.toml").write_text("""
 [components.server]

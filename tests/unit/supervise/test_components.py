@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from unit.cli.typed import environment
 from waiting import wait_until
 
@@ -62,6 +64,7 @@ end = "service"
     assert states["first"]["ready"] <= states["second"]["started"]
 
 
+@pytest.mark.slow
 def test_a_producer_that_has_finished_lets_the_trainer_start(tmp_path: Path) -> None:
     job = """
 [components.trainer]
@@ -76,6 +79,7 @@ ready = { finished = true }
     assert "[trainer 0] rows" in text
 
 
+@pytest.mark.slow
 def test_a_component_that_is_not_ready_in_time_fails_the_job(tmp_path: Path) -> None:
     job = f"""
 [components.server]
@@ -108,6 +112,7 @@ needs = ["server"]
     assert json.loads((_folder(tmp_path) / "components/trainer/result.json").read_text())["exit_code"] == 9
 
 
+@pytest.mark.slow
 def test_one_component_restarts_alone(tmp_path: Path) -> None:
     job = """
 [components.server]
@@ -186,6 +191,7 @@ needs = ["server", "prepare"]
     assert _states(run)["prepare"]["why"] == "finished in an earlier start"
 
 
+@pytest.mark.slow
 def test_a_killed_component_process_fails_the_job_and_leaves_no_rank(tmp_path: Path) -> None:
     job = f"""
 [components.server]
