@@ -160,6 +160,9 @@ def printed_script(plan: Plan, text: str, digest: str, folder: str, windlass_wor
 
 def _outline(plan: Plan) -> list[str]:
     """The commands of the job for people. RUN_DIR and RUN are placeholders for values that the job decides."""
+    if plan.parts:
+        names = ", ".join(one.name for one in plan.request.components)
+        return [f"  place the components {names} on the nodes, and start each one when what it needs is ready"]
     words = tuple(word.replace(RUN_DIR, "RUN_DIR").replace(RUN_MARK, "RUN") for a in plan.launch for word in a.words)
     lines = [f"module use {quote(path)}" for path in plan.modules_use]
     lines += [f"module load {quote(name)}" for name in plan.modules]
@@ -171,7 +174,8 @@ def _outline(plan: Plan) -> list[str]:
 def _about_lines(plan: Plan, windlass_words: tuple[str, ...] = ()) -> list[str]:
     """Comment lines: how to submit the script, what it needs, and the remarks of its plan."""
     submit = " ".join(get_scheduler(plan.scheduler).submit_command)
-    needs = [f"the command {quote_words(plan.command)}" + (f" in {plan.request.cwd}" if plan.request.cwd else "")]
+    programs = [(part.command, part.request.cwd) for part in plan.parts or [plan]]
+    needs = [f"the command {quote_words(command)}" + (f" in {cwd}" if cwd else "") for command, cwd in programs]
     if windlass_words:
         needs.append(f"windlass {plan.windlass}: {quote_words(windlass_words)}")
     if plan.modules:
