@@ -83,7 +83,7 @@ def shown_plan(plan: Plan) -> str:
         for title, fields in more.items()
         if fields is not None
     ]
-    return "\n\n".join([plan_text(plan, script=bool(plan.command)), *parts])
+    return "\n\n".join([plan_text(plan, script=bool(plan.command)), *parts, *map(shown_plan, plan.parts)])
 
 
 def _say(text: str, end: str = "\n") -> None:

@@ -123,7 +123,7 @@ def _planned(
     """Plan one component. Its ports are in a range that no other component uses: `begin` and `width` are fractions."""
     hosts = fold_hostlist(context.allocation.hosts) if context.allocation is not None else None
     gpus = one.request.gpus_per_node
-    if share.devices is not None and context.topology.cores:
+    if share.devices is not None and context.devices_of_node:
         gpus = len(share.devices)
     name = one.name if one.request.name is None else one.request.name
     request = msgspec.structs.replace(

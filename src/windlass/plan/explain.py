@@ -257,6 +257,11 @@ def occurrences_text(occurrences: tuple[Occurrence, ...]) -> str:
 
 def diff_lines(old: Plan, new: Plan) -> list[str]:
     """The differences between two plans, one line each: `-` only in the first, `+` only in the second."""
+    if old.parts or new.parts:
+        whole = [_component_plans(plan) for plan in (old, new)]
+        names = dict.fromkeys(name for plans in whole for name in plans)
+        found = {name: diff_lines(*(plans.get(name, _no_parts(old)) for plans in whole)) for name in names}
+        return [f"{name}: {line}" if name else line for name, lines in found.items() for line in lines]
     out: list[str] = []
     for title, left, right in (
         ("shape", _facts(old), _facts(new)),
@@ -277,6 +282,16 @@ def diff_lines(old: Plan, new: Plan) -> list[str]:
         if changes:
             out += [title, *(f"  {line}" for line in changes)]
     return out
+
+
+def _component_plans(plan: Plan) -> dict[str, Plan]:
+    """The plan of each component by its name, and the plan of the job that contains them by the empty name."""
+    names = (one.name for one in plan.request.components)
+    return {"": _no_parts(plan), **dict(zip(names, plan.parts, strict=True))}
+
+
+def _no_parts(plan: Plan) -> Plan:
+    return msgspec.structs.replace(plan, parts=(), request=msgspec.structs.replace(plan.request, components=()))
 
 
 def _changes(left: dict[str, str], right: dict[str, str]) -> list[str]:

@@ -109,7 +109,7 @@ class _Job:
         part.pid = fork_run(lambda: _drive(part.run, self.start))
         ready = part.component.ready
         if ready is None:
-            part.become("ready", started=now, ready=now)
+            part.become("ready", started=now)
         else:
             part.become("starting", started=now)
 

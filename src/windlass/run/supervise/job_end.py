@@ -41,6 +41,8 @@ def judge_job(
         allocation = run.context.allocation
         if stopped_by is signal.SIGALRM or is_late(allocation.end_time_s if allocation else None):
             _save_verdict(run, end, Cause(kind="walltime", reason="the allocation's time is up"))
+        path = quote(str(run.folder.path))
+        run.view.note(f"windlass: stopped after {end.ended - began:.1f} s; go on with: windlass runs resume {path}")
         return save_record(run, dataclasses.replace(end, stopped_by=stopped_by))
     if not failed:
         if not run.quiet:
