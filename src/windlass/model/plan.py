@@ -26,8 +26,7 @@ PLAN_VERSION = 3
 """Version 1 (windlass 0.1.0) has no agents: `read_plan` creates them from its request. Remarks of versions 1 and 2 have
 no kind: `plan_from_json` reads them as findings."""
 _FINDINGS_SINCE = 3
-_MAX_NODES = 200_000
-_MAX_RANKS_PER_NODE = 4096
+_MAX_NODES, _MAX_RANKS_PER_NODE = 200_000, 4096
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -398,14 +397,13 @@ def _check_counts(plan: Plan, where: str) -> None:
 
 def _check_words_for_shells(plan: Plan, where: str) -> None:
     """Check text that scripts contain unquoted: the name of a variable cannot be quoted."""
-    cache = plan.cache.variables if plan.cache else ()
     names = [
         *(setting.name for setting in plan.environment),
         *(name for folder in plan.caches for name in folder.variables),
         *(name for name, _ in plan.request.env),
         *plan.request.unset,
         *(setting.name for setting in (plan.container.settings if plan.container else ())),
-        *cache,
+        *(plan.cache.variables if plan.cache else ()),
     ]
     wrong = next((name for name in names if not NAME.match(name)), None)
     if wrong is not None:
