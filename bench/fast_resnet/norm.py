@@ -37,7 +37,7 @@ class Tile:
 
 
 # By kernel: the tile from so many elements on, largest first. By measurement on an H200
-# (docs/explanation/training-step.md). The sums want few programs when the matrix is small, because each ends with
+# (results/h200/README.md). The sums want few programs when the matrix is small, because each ends with
 # atomic additions to the same few addresses.
 TILES: dict[str, tuple[tuple[int, Tile], ...]] = {
     "sums": (
