@@ -144,10 +144,8 @@ def _own(args: argparse.Namespace) -> str:
 
 def _host_root(args: argparse.Namespace) -> str:
     if args.host_root and not Path(args.host_root).is_dir():
-        raise UsageError(
-            f"--host-root {args.host_root}: there is no such folder",
-            hint="give the folder with the copy of the host, or leave --host-root out",
-        )
+        hint = "give the folder with the copy of the host, or leave --host-root out"
+        raise UsageError(f"--host-root {args.host_root}: there is no such folder", hint=hint)
     return str(Path(args.host_root).absolute()) if args.host_root else "/"
 
 

@@ -111,9 +111,8 @@ def _writer(final: Path, environ: Mapping[str, str]) -> Writer:
     program = which("zstd" if name.endswith(_TAR_ZST) else "mksquashfs", environ)
     if program is None:
         missing = "zstd" if name.endswith(_TAR_ZST) else "mksquashfs (squashfs-tools)"
-        raise MachineError(
-            f"{name}: no {missing} on this machine", hint="write a .tar.gz, which needs no other program"
-        )
+        hint = "write a .tar.gz, which needs no other program"
+        raise MachineError(f"{name}: no {missing} on this machine", hint=hint)
 
     def through(entries: list[ArchiveMember], stream: BinaryIO) -> None:
         """Send a plain archive to the program, which writes the final format."""
@@ -125,9 +124,8 @@ def _writer(final: Path, environ: Mapping[str, str]) -> Writer:
             try:
                 feed_command(argv, write, output=output, timeout_s=_PACK_S, env={**environ, **newest})
             except CommandError as error:
-                raise MachineError(
-                    f"cannot pack: {error.message}", hint="write a .tar.gz, which needs no other program"
-                ) from error
+                hint = "write a .tar.gz, which needs no other program"
+                raise MachineError(f"cannot pack: {error.message}", hint=hint) from error
 
         if name.endswith(_TAR_ZST):
             feed((program, "-q", "-3", "-T0", "-c"), output=stream)

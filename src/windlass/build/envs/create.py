@@ -148,10 +148,8 @@ def _tell_size(plan: EnvPlan, environ: Mapping[str, str], final: Path, tell: Cal
 
 def _refuse_place(final: Path) -> None:
     if final.exists() or final.is_symlink():
-        raise UsageError(
-            f"{final} already exists: nothing was changed",
-            hint="choose another path, or move it away; `windlass env check` shows its contents",
-        )
+        hint = "choose another path, or move it away; `windlass env check` shows its contents"
+        raise UsageError(f"{final} already exists: nothing was changed", hint=hint)
     with os_errors(f"make {final.parent}", hint="choose another place", kind=UsageError):
         final.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(final.parent, os.W_OK):
@@ -162,13 +160,11 @@ def _locked(final: Path) -> int:
     try:
         return take_lock(final.with_name(f".{final.name}.lock"))
     except BlockingIOError as error:
-        raise UsageError(
-            f"another windlass is making {final} now", hint="wait for it, or choose another place"
-        ) from error
+        hint = "wait for it, or choose another place"
+        raise UsageError(f"another windlass is making {final} now", hint=hint) from error
     except OSError as error:
-        raise MachineError(
-            f"cannot write to {final.parent}: {error.strerror}", hint=hint_for(error, final.parent)
-        ) from error
+        hint = hint_for(error, final.parent)
+        raise MachineError(f"cannot write to {final.parent}: {error.strerror}", hint=hint) from error
 
 
 def _continues(plan: EnvPlan, work: Path, tell: Callable[[str], None]) -> bool:
@@ -221,10 +217,8 @@ def _name(opened: int, work: Path, final: Path) -> None:
     if final.exists() or final.is_symlink():
         raise UsageError(f"{final} was created by another user in the meantime", hint="choose another place")
     if not _is_ours(opened, work):
-        raise MachineError(
-            f"another user replaced {work} during the build: the environment is not used",
-            hint="choose a folder in which only you can write",
-        )
+        hint = "choose a folder in which only you can write"
+        raise MachineError(f"another user replaced {work} during the build: the environment is not used", hint=hint)
     os.rename(final.name, final, src_dir_fd=opened)
 
 

@@ -164,9 +164,8 @@ def pack_env(path: str, output: str, *, with_python: bool, environ: Mapping[str,
     final = Path(output).expanduser().absolute()
     _refuse(facts, root, final, with_python)
     if not force and (final.exists() or final.is_symlink()):
-        raise UsageError(
-            f"{final} already exists: nothing was changed", hint="replace it with --force, or choose another name"
-        )
+        hint = "replace it with --force, or choose another name"
+        raise UsageError(f"{final} already exists: nothing was changed", hint=hint)
     base = base_python(facts) if with_python and facts.kind == "venv" else None
     entries = [*_entries(root, base), *(base.entries() if base else ())]
     write_archive(entries, final, environ)
@@ -185,33 +184,27 @@ def _refuse(facts: EnvFacts, root: Path, final: Path, with_python: bool) -> None
     if facts.incomplete:
         raise UsageError(f"{root} has no bin/python", hint="`windlass env check` shows the problems")
     if not final.name.endswith(SUFFIXES):
-        raise UsageError(
-            f"{final.name}: the name has no known suffix", hint=".tar.gz, .tar.zst, .tar, .sqsh or .squashfs"
-        )
+        hint = ".tar.gz, .tar.zst, .tar, .sqsh or .squashfs"
+        raise UsageError(f"{final.name}: the name has no known suffix", hint=hint)
     if not final.parent.is_dir():
         raise UsageError(f"{final.parent}: there is no such folder", hint="create it first")
     if final.is_relative_to(root):
-        raise UsageError(
-            "the archive would be inside the environment that it packs", hint="choose a path outside the environment"
-        )
+        hint = "choose a path outside the environment"
+        raise UsageError("the archive would be inside the environment that it packs", hint=hint)
     if final.is_dir():
         raise UsageError(f"{final} is a folder", hint="give the name of a file")
     outside = [path for path in facts.outside if path.editable]
     if outside:
-        raise UsageError(
-            f"{outside[0].path} is installed with pip install -e: its code is not in {root}",
-            hint="install it without -e (pip install --no-deps --force-reinstall PATH), then pack",
-        )
+        hint = "install it without -e (pip install --no-deps --force-reinstall PATH), then pack"
+        raise UsageError(f"{outside[0].path} is installed with pip install -e: its code is not in {root}", hint=hint)
     if facts.moved:
-        raise UsageError(
-            f"{facts.moved[0][0]} starts {facts.moved[0][1]}: the environment was moved or copied",
-            hint="create it again; `windlass env check` shows details",
-        )
+        text = f"{facts.moved[0][0]} starts {facts.moved[0][1]}: the environment was moved or copied"
+        hint = "create it again; `windlass env check` shows details"
+        raise UsageError(text, hint=hint)
     if with_python and facts.beneath:
-        raise UsageError(
-            "--with-python: the packages beneath it belong to its Python and would be left behind",
-            hint="leave --with-python out; the nodes need the same module or image",
-        )
+        text = "--with-python: the packages beneath it belong to its Python and would be left behind"
+        hint = "leave --with-python out; the nodes need the same module or image"
+        raise UsageError(text, hint=hint)
 
 
 def _entries(root: Path, base: BasePython | None) -> Iterator[ArchiveMember]:

@@ -125,19 +125,15 @@ def _refuse_strange(request: EnvRequest, spec: PythonSpec) -> None:
     if "\n" in request.path or "\0" in request.path:
         raise UsageError("--path holds a line break", hint="choose another folder")
     if request.path and not request.path.startswith(("/", "${", "~")):
-        raise UsageError(
-            f"--path {request.path} is not an absolute path",
-            hint="jobs start in other folders, so give a path that starts with /",
-        )
+        hint = "jobs start in other folders, so give a path that starts with /"
+        raise UsageError(f"--path {request.path} is not an absolute path", hint=hint)
     if request.account and not _ACCOUNT.match(request.account):
         raise UsageError(f"--account {request.account!r} is no name of a project", hint="as in --account abc123")
     if spec.kind == "conda" and request.python and not _PYTHON.match(request.python):
         raise UsageError(f"--python {request.python}: conda takes a version here", hint="as in --python 3.12")
     if request.image and spec.beneath != "image":
-        raise UsageError(
-            "--image: at this site no image lies beneath an environment",
-            hint="for your own container, build the packages into it: windlass image plan",
-        )
+        hint = "for your own container, build the packages into it: windlass image plan"
+        raise UsageError("--image: at this site no image lies beneath an environment", hint=hint)
 
 
 def _source(site: Site, key: str = "because") -> str:

@@ -98,9 +98,8 @@ def parse_torch(text: str) -> tuple[str, str]:
     """Split `2.10.0+cu128` into version and build. Either may be empty. Raises `UsageError` for other text."""
     found = _TORCH.match(text)
     if not text or not found:
-        raise UsageError(
-            f"--torch {text!r} is no version of torch", hint="as in 2.10.0, 2.10.0+cu128, +rocm7.1; or none"
-        )
+        hint = "as in 2.10.0, 2.10.0+cu128, +rocm7.1; or none"
+        raise UsageError(f"--torch {text!r} is no version of torch", hint=hint)
     return found[1] or "", found[2] or ""
 
 
@@ -194,9 +193,8 @@ def find_extra(text: str) -> Extra:
         raise UsageError(f"--with {text!r} is no name of a package", hint="as in mpi4py,deepspeed,einops==0.8.0")
     name = found["name"].lower().replace("_", "-")
     if name in ("torch", "pytorch"):
-        raise UsageError(
-            "torch is not one of the extras", hint="--torch VERSION, as in --torch 2.10.0+cu128; none leaves it out"
-        )
+        hint = "--torch VERSION, as in --torch 2.10.0+cu128; none leaves it out"
+        raise UsageError("torch is not one of the extras", hint=hint)
     known = wheel_table().extras.get(name)
     if known is not None:
         return msgspec.structs.replace(known, name=name, requirement=text)

@@ -39,10 +39,8 @@ def host_variant_files(recipe: Recipe, folder: str) -> dict[str, Path]:
         raise UsageError(f"--host-libs {folder}: there is no such folder", hint="copy lib{fabric,cxi}* of a node there")
     found = {entry.name: entry.resolve() for entry in sorted(place.iterdir()) if _is_library(entry)}
     if "libfabric.so.1" not in found:
-        raise UsageError(
-            f"--host-libs {folder}: no libfabric.so.1 in it",
-            hint="copy it from a node: on Cray systems /opt/cray/libfabric/VERSION/lib64 and libcxi of /usr/lib64",
-        )
+        hint = "copy it from a node: on Cray systems /opt/cray/libfabric/VERSION/lib64 and libcxi of /usr/lib64"
+        raise UsageError(f"--host-libs {folder}: no libfabric.so.1 in it", hint=hint)
     names = [read_elf(str(found[name])).soname or name for name in found]
     lacking = {
         name: by
@@ -115,10 +113,8 @@ def choose_builder(wanted: str | None, environ: Mapping[str, str]) -> tuple[str,
         if found:
             return name, found
     what = f"no {wanted}" if wanted else f"none of {', '.join(BUILDERS)}"
-    raise MachineError(
-        f"{what} on this machine to build with",
-        hint="`windlass image plan SPEC --output DIR` writes the recipe for another machine",
-    )
+    hint = "`windlass image plan SPEC --output DIR` writes the recipe for another machine"
+    raise MachineError(f"{what} on this machine to build with", hint=hint)
 
 
 def write_context(recipe: Recipe, folder: Path) -> None:
@@ -150,9 +146,8 @@ def build_image(
     if name == "apptainer" and host_libs:
         raise UsageError("--host-libs with apptainer", hint="build with podman, buildah or docker, and add --sif")
     if sif and name != "apptainer" and which("apptainer", environ) is None and which("singularity", environ) is None:
-        raise MachineError(
-            "--sif: no apptainer and no singularity on this machine", hint="leave --sif out, convert the image later"
-        )
+        hint = "leave --sif out, convert the image later"
+        raise MachineError("--sif: no apptainer and no singularity on this machine", hint=hint)
     with temporary_folder("windlass-build-") as folder:
         context = Path(folder) / "context"
         write_context(recipe, context)

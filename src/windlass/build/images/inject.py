@@ -109,10 +109,8 @@ def is_elsewhere(injection: Injection) -> bool:
 def require_host_libraries(injection: Injection, site: str) -> None:
     """Raise `MachineError` if this machine has none of the site's libraries, so it is not a node of the site."""
     if is_elsewhere(injection):
-        raise MachineError(
-            f"this machine has no {', '.join(injection.missing)}: it is no node of {site}",
-            hint="run this on a node of it, or give its files: --host-root DIR, --host-libs DIR",
-        )
+        hint = "run this on a node of it, or give its files: --host-root DIR, --host-libs DIR"
+        raise MachineError(f"this machine has no {', '.join(injection.missing)}: it is no node of {site}", hint=hint)
 
 
 def _settings(spec: HostLibrariesSpec, own: str, host_root: str) -> Mapping[str, object]:

@@ -111,9 +111,8 @@ def refusing_damage(path: Path) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        raise UsageError(
-            f"{path}: a damaged or truncated archive: {error}", hint="write it again: podman save --format oci-archive"
-        ) from error
+        hint = "write it again: podman save --format oci-archive"
+        raise UsageError(f"{path}: a damaged or truncated archive: {error}", hint=hint) from error
 
 
 def image_parts(blobs: Blobs, path: Path) -> tuple[list[str], str]:
@@ -132,10 +131,8 @@ def _named_parts(blobs: Blobs, path: Path) -> tuple[list[str], str]:
         entry = json.loads(blobs.text("manifest.json"))[0]
         return [str(PurePosixPath(layer)) for layer in entry["Layers"]], str(PurePosixPath(entry["Config"]))
     if not blobs.has("index.json"):
-        raise UsageError(
-            f"{path}: a tar file, but no image: it has no index.json and no manifest.json",
-            hint="unpack a plain root file system into a folder and give that",
-        )
+        hint = "unpack a plain root file system into a folder and give that"
+        raise UsageError(f"{path}: a tar file, but no image: it has no index.json and no manifest.json", hint=hint)
     manifest = json.loads(blobs.text("index.json"))
     for _ in range(3):  # an index may contain an index: one for each machine
         if "manifests" not in manifest:
@@ -201,10 +198,8 @@ def sif_partition(path: str) -> Partition:
             if kind != _PARTITION or not used or part != _PRIMARY:
                 continue
             if file_system != _SQUASHFS:
-                raise UsageError(
-                    f"{path}: its file system is not squashfs (encrypted, or ext3)",
-                    hint="look at a sandbox instead: apptainer build --sandbox DIR IMAGE",
-                )
+                hint = "look at a sandbox instead: apptainer build --sandbox DIR IMAGE"
+                raise UsageError(f"{path}: its file system is not squashfs (encrypted, or ext3)", hint=hint)
             if offset < 0 or length <= 0 or offset + length > size:
                 raise UsageError(
                     f"{path}: a truncated SIF file: its file system ends at byte {offset + length}, the file at {size}",

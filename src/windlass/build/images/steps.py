@@ -75,9 +75,8 @@ class DownloadedSource(msgspec.Struct, frozen=True, kw_only=True):
 def source_of(name: str, component: Component, version: str) -> DownloadedSource:
     """Return a component in the chosen version. Raises `UsageError` for a version that is not pinned."""
     if component.commits and version not in component.commits:
-        raise UsageError(
-            f"{name} {version}: no commit is known for it", hint=f"known: {', '.join(sorted(component.commits))}"
-        )
+        hint = f"known: {', '.join(sorted(component.commits))}"
+        raise UsageError(f"{name} {version}: no commit is known for it", hint=hint)
     if name == "pmix" and version == BUNDLED:
         return DownloadedSource(name=name, version=version, url="in the archive of openmpi")
     if version in component.archives:

@@ -78,9 +78,8 @@ def open_image(image: str, environ: Mapping[str, str]) -> Iterator[OpenImage]:
         hint = (
             "`podman save --format oci-archive -o FILE NAME` writes an image of a registry or a local storage to a file"
         )
-        raise UsageError(
-            f"{image}: there is no such image", hint=f"give a folder, a .sqfs, a .sif or an archive; {hint}"
-        )
+        hint = f"give a folder, a .sqfs, a .sif or an archive; {hint}"
+        raise UsageError(f"{image}: there is no such image", hint=hint)
     if path.is_dir() and not (path / "oci-layout").is_file():
         _refuse_strange_folder(path)
         yield OpenImage(str(path.resolve()), "directory", directory_environment(SystemRoot(str(path.resolve()))))
@@ -94,10 +93,8 @@ def open_image(image: str, environ: Mapping[str, str]) -> Iterator[OpenImage]:
 
 def _refuse_strange_folder(path: Path) -> None:
     if not any((path / name).is_dir() or (path / name).is_symlink() for name in ("usr", "lib", "bin")):
-        raise UsageError(
-            f"{path}: a folder, but no image",
-            hint="an unpacked image has usr, bin and lib in it, an OCI layout index.json",
-        )
+        hint = "an unpacked image has usr, bin and lib in it, an OCI layout index.json"
+        raise UsageError(f"{path}: a folder, but no image", hint=hint)
 
 
 def _make_removable(folder: Path) -> None:
@@ -124,20 +121,16 @@ def _unpacked(path: Path, target: Path, environ: Mapping[str, str]) -> OpenImage
         with refusing_damage(path), TarBlobs(path) as blobs:
             environment, names = _unpack_archive(blobs, path, target)
         return OpenImage(str(target), "oci-archive", environment, names)
-    raise UsageError(
-        f"{path}: not an image: neither squashfs, nor SIF, nor an OCI or Docker archive",
-        hint="give a folder with an unpacked image, a .sqfs, a .sif, or what `podman save` writes",
-    )
+    hint = "give a folder with an unpacked image, a .sqfs, a .sif, or what `podman save` writes"
+    raise UsageError(f"{path}: not an image: neither squashfs, nor SIF, nor an OCI or Docker archive", hint=hint)
 
 
 def _unsquash(path: Path, target: Path, offset: int, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Unpack the relevant files. Returns the libraries that were left out."""
     program = which("unsquashfs", environ)
     if program is None:
-        raise MachineError(
-            f"{path}: unsquashfs is needed to read it, and is not in PATH",
-            hint="install squashfs-tools, or look at an unpacked folder",
-        )
+        hint = "install squashfs-tools, or look at an unpacked folder"
+        raise MachineError(f"{path}: unsquashfs is needed to read it, and is not in PATH", hint=hint)
     _refuse_truncated(path, offset)
     at = ("-o", str(offset)) if offset else ()
     try:
@@ -149,10 +142,9 @@ def _unsquash(path: Path, target: Path, offset: int, environ: Mapping[str, str])
         run_command(argv, timeout_s=_TIMEOUT_S)
         return left_out
     except CommandError as error:
-        raise UsageError(
-            f"{path}: unsquashfs cannot read it: {error.output.strip().splitlines()[-1] if error.output else error}",
-            hint="the file is damaged or truncated: copy or build it again",
-        ) from error
+        text = f"{path}: unsquashfs cannot read it: {error.output.strip().splitlines()[-1] if error.output else error}"
+        hint = "the file is damaged or truncated: copy or build it again"
+        raise UsageError(text, hint=hint) from error
 
 
 def _refuse_truncated(path: Path, offset: int) -> None:
@@ -304,6 +296,5 @@ def inspect_image(image: str, environ: Mapping[str, str]) -> tuple[ImageReport, 
             root = image_root(opened.folder, opened.environment)
             return read_image(root, image, opened.kind, opened.environment, opened.names)
     except CostlyRootError as error:
-        raise UsageError(
-            f"{image}: reading stopped:  {error}", hint="check that the image is from a trusted source"
-        ) from error
+        hint = "check that the image is from a trusted source"
+        raise UsageError(f"{image}: reading stopped:  {error}", hint=hint) from error
