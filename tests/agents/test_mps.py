@@ -11,15 +11,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from planning import plan_for
+from unit.cli.typed import windlass
 from waiting import wait_until
 from windlass.agents.ship import agent_argv
 from windlass.agents.start import AgentManifest, ServiceSpec, agent_bytes
 from windlass.errors import UsageError
+from windlass.model.plan import Setting, plan_to_json
+from windlass.model.topology import Core, Topology
 from windlass.node.sys.identity import start_of
 from windlass.node.sys.messages import read_messages
+from windlass.plan.agents import plan_agents
 
 STANDIN = Path(__file__).parents[1] / "standins" / "mps"
 
@@ -126,3 +131,26 @@ def test_three_ranks_per_tile_of_aurora_are_refused() -> None:
     with pytest.raises(UsageError, match="--ranks-per-device 3") as error:
         plan_for("aurora", "x", account="A", ranks_per_device=3)
     assert error.value.hint == "a tile can be split into 1, 2 or 4 parts"
+
+
+def test_a_rank_of_a_run_finds_the_daemon_and_it_ends_with_the_run(tmp_path: Path) -> None:
+    one = min(os.sched_getaffinity(0))
+    here = Topology(arch="x86_64", cores=(Core(cpus=(one,)),), allowed=(one,))
+    code = "import os; pipes = os.environ['CUDA_MPS_PIPE_DIRECTORY']; print('at', pipes, os.listdir(pipes))"
+    plan, _ = plan_for("workstation", sys.executable, "-c", code, topology=here, ranks_per_device=2)
+    share = Setting(name="CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", value="100", because="two ranks share a device")
+    request = msgspec.structs.replace(plan.request, cwd=str(tmp_path))
+    plan = msgspec.structs.replace(plan, environment=(*plan.environment, share), request=request)
+    plan = msgspec.structs.replace(plan, agents=plan_agents(plan))
+    (tmp_path / "plan.json").write_bytes(plan_to_json(plan))
+    path = f"{STANDIN}:{os.environ['PATH']}"
+    assert windlass("runs", "trust", "--yes", "plan.json", cwd=tmp_path).code == 0
+    done = windlass("run", "--plan", "plan.json", "--show", "all", cwd=tmp_path, env={"PATH": path})
+    assert done.code == 0, done.text
+    seen = [line.split()[2] for line in done.stdout.splitlines() if " at " in line]
+    assert len(seen) == 1, done.text
+    assert "'control'" in done.stdout
+    assert not Path(seen[0]).exists()
+    done = windlass("run", "--plan", "plan.json", cwd=tmp_path, env={"PATH": path, "STANDIN_FAILS": "1"})
+    assert "MPS does not start" in done.text, done.text
+    assert "CUDA_MPS_PIPE_DIRECTORY" in done.text, "the rank has no daemon"
