@@ -94,6 +94,8 @@ def _restart(plan: Plan, services: tuple[AgentService, ...]) -> RestartPlan | No
     """How ranks start again, or None if they never do."""
     if "heartbeat" not in services or not plan.request.restarts_allowed:
         return None
+    if plan.ray is not None:
+        return RestartPlan(in_place=False, because=f"each start has a new Ray, so it is another {plan.launcher}")
     if not _step(plan, services).follows_stdin:
         because = f"{plan.launcher} carries no orders to the agents, so each start is another {plan.launcher}"
         return RestartPlan(in_place=False, because=because)

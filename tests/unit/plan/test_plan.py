@@ -370,6 +370,10 @@ def test_ray_gets_one_rank_per_node_with_all_devices_and_leaves_threads_and_devi
     assert '"$WINDLASS_RUN_DIR/ray.pyz" "$w_node_rank" "$w_master_addr" "$w_master_port"' in script
     assert "unset RANK" in script
     plan, _ = plan_for("frontier", "train.py", account="A", cache=("/env",), interpreter="/env/bin/python", **RAY)
+    assert plan.agents is not None and plan.agents.restart is None
+    again, _ = plan_for("frontier", "train.py", account="A", restarts=2, **RAY)
+    assert again.agents is not None and again.agents.restart is not None
+    assert not again.agents.restart.in_place, "a fork of the script would have no Ray"
     assert "w_swap /env/bin/python" in rank_script(plan, JobFacts(run_dir="/runs/1", run_id="ab"))
 
 
