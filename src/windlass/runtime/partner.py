@@ -96,7 +96,10 @@ class Partners:
                     _expect_success(channel)
         except (OSError, ProtocolError) as error:
             host = self._places[other][0]
-            raise MachineError(f"partner node {other} ({host}) has no copy of {step.name}: {error}") from None
+            raise MachineError(
+                f"partner node {other} ({host}) has no copy of {step.name}: {error}",
+                hint="check the network between the nodes with `windlass doctor`",
+            ) from None
 
     def fetch(self, step: Path, entry: FileEntry, nodes: Iterable[int]) -> None:
         """Get a file of a snapshot from the first of these nodes that has it intact. Raises `CorruptError`."""

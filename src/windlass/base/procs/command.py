@@ -138,7 +138,7 @@ def feed_command(
         child.wait()
     if code != 0:
         message = f"{argv[0]}: {text[-500:] or f'exit code {code}'}"
-        raise CommandError(message, argv=argv, code=code, output=text)
+        raise CommandError(message, argv=argv, code=code, output=text, hint="run the command by hand to see all of it")
 
 
 def _cannot_run(argv: tuple[str, ...], error: OSError) -> CommandError:
