@@ -116,7 +116,8 @@ def _follow(folder: RunFolder, plan: Plan, ranks: frozenset[int] | None, environ
             starts = begun
             for (path, inode), own in sources.items():
                 if (path, inode) not in tails:
-                    tails[path, inode] = Tail(read_plan(path), path / "out", get_launcher(plan.launcher), own)
+                    made, launcher = read_plan(path), get_launcher(plan.launcher)
+                    tails[path, inode] = Tail(made, path / "out", launcher, own, rank_logs(made, path).since)
             ended = state.state not in {"running", "waiting"} and not state.may_live
             _show_for(0.0 if ended else _ASK_S, list(tails.values()), folder)
             if ended:

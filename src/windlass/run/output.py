@@ -260,12 +260,16 @@ class NodeLogs:
 class Tail:
     """Follows the nodes' files, written by a launcher's daemons or by windlass, as far as the view needs them."""
 
-    def __init__(self, plan: Plan, folder: Path, launcher: Launcher, view: OutputView) -> None:
+    def __init__(
+        self, plan: Plan, folder: Path, launcher: Launcher, view: OutputView, since: Mapping[str, int] | None = None
+    ) -> None:
+        """`since`: where to begin in each file. Missing: at its start."""
         nodes = range(plan.nodes)
         if view.shown is not None:
             nodes = sorted({rank // plan.ranks_per_node for rank in view.shown})  # type: ignore[assignment]
         self._launcher = launcher
         self._view = view
+        self._since = since or {}
         self._paths = {node: folder / launcher.node_log.format(node_rank=node) for node in nodes}
         self._lines: dict[int, Lines] = {}
         self._readers: list[NodeLogReader] = []
@@ -279,6 +283,7 @@ class Tail:
                     descriptor = plain_descriptor(path, within=path.parent.parent)
                 except OSError:
                     continue
+                os.lseek(descriptor, self._since.get(path.name, 0), os.SEEK_SET)
                 self._lines[node] = Lines(descriptor, self._shower())
             lines = self._lines[node]
             before = os.lseek(lines.descriptor, 0, os.SEEK_CUR)
