@@ -76,10 +76,11 @@ def fill(path: Path) -> None:
 
 
 def wait_for_standby(*, kill: bool) -> None:
-    """Until the standby process of this node can fork."""
+    """Until the standby process of each node can fork. All nodes of the tests are one machine."""
     folder = Path(os.environ["WINDLASS_HEARTBEAT"]).parent
+    nodes = list(folder.parent.glob(f"{folder.name.rpartition('.')[0]}.*"))
     for _ in range(600):
-        if (folder / "standby.socket").exists():
+        if all((node / "standby.socket").exists() for node in nodes):
             break
         time.sleep(0.1)
     for path in Path("/proc").glob("[0-9]*/cmdline"):
