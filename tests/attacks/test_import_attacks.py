@@ -144,8 +144,10 @@ def test_the_script_of_an_environment_imports_no_file_of_the_current_folder(tmp_
 NO_FOLDER = {
     "diagnose/doctor/plan_checks.py": "only compared",
     "node/checks/rank.py": "the code removes it first",
+    "node/ray/cluster.py": "the code removes it first",
     "plan/command.py": "the user's own module",
     "run/auto_cache.py": "the code removes it first",
+    "run/sidecars/ahead.py": "the code removes it first",
 }
 
 

@@ -48,6 +48,8 @@ _MARK = "WINDLASS_RAY"
 _UP_FILE = "ray_current_cluster"
 # Longer names would make the paths of Ray's sockets longer than the kernel allows (107 bytes).
 _MAX_FOLDER = 38
+_RAY = "import sys; del sys.path[0]; from ray.scripts.scripts import main; main()"
+"""The `ray` command. `-c` puts the current folder first, and its files could replace modules."""
 _START_S = 240.0
 _JOIN_S = 300.0
 _END_S = 15.0
@@ -256,7 +258,7 @@ class _RayNode:
         """Start Ray on this node and wait until it is up. Raises `RayError` with Ray's last lines."""
         place = self._place
         cpus = place.cpus or len(os.sched_getaffinity(0))
-        argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *words]
+        argv = [sys.executable, "-c", _RAY, "start", "--block", "--disable-usage-stats", *words]
         argv += ["--node-ip-address=%s" % ip, "--temp-dir=%s" % self._folder, "--num-cpus=%d" % cpus]
         argv += ["--min-worker-port=0", "--max-worker-port=0"]
         argv += ["--num-gpus=%d" % place.devices] if place.devices is not None else []
