@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.command import Allocation, Run, allocated, only_run, windlass_argv
+from cluster.command import Allocation, Run, allocated, only_run, windlass_argv, windlass_env
 from cluster.slurm import SlurmCluster
 from requirements import examples_python, require_examples
 from waiting import wait_until
@@ -65,8 +65,9 @@ def undisturbed(name: str, folder: Path) -> dict[int, float]:
     mine.mkdir()
     words = ("--scheduler", "none", "-r", "2", "--python", str(examples_python()), *kept(folder))
     argv = windlass_argv("run", *words, str(SCRIPTS / f"{name}.py"), *command(name, mine / "out", 1))
-    env = {**os.environ, "PYTHONPATH": "src", "WINDLASS_RUNS": str(mine / "runs"), **environment(mine)}
-    subprocess.run(argv, check=True, timeout=300, env=env, cwd=Path(__file__).parents[2], capture_output=True)
+    # The same state folder as the run's: without its key, the compiled caches would not be used.
+    env = {**os.environ, **windlass_env(folder), "WINDLASS_RUNS": str(mine / "runs"), **environment(mine)}
+    subprocess.run(argv, check=True, timeout=300, env=env, cwd=folder, capture_output=True)
     return losses(mine)
 
 
