@@ -116,3 +116,15 @@ def verdict_text(findings: Sequence[Finding]) -> str:
     if worst_severity(findings) == "error":
         return f"will not work as it is: {counts}"
     return f"should work, {counts}" if counts else "should work"
+
+
+class PlanRemark(msgspec.Struct, frozen=True, kw_only=True):
+    """A remark of plan versions 1 and 2."""
+
+    level: Literal["note", "warning"]
+    text: str
+    hint: str = ""
+
+    def finding(self) -> Finding:
+        kind = "tcp-fallback" if " would talk over TCP " in self.text else "remark"
+        return Finding(kind, self.level, self.text, self.hint)

@@ -15,7 +15,7 @@ import msgspec
 from windlass.base.notation.shell import NAME
 from windlass.errors import ConfigError, VersionError
 from windlass.model.condition import ALWAYS, When
-from windlass.model.finding import Finding
+from windlass.model.finding import Finding, PlanRemark
 from windlass.model.jsontext import Versioned, from_json, to_json
 from windlass.model.origin import BUILTIN, Argument, Origin
 from windlass.model.request import Request
@@ -26,6 +26,7 @@ PLAN_VERSION = 3
 """Version 1 (windlass 0.1.0) has no agents: `read_plan` creates them from its request. Remarks of versions 1 and 2 have
 no kind: `plan_from_json` reads them as findings."""
 _FINDINGS_SINCE = 3
+_AGAIN = "create it again with `windlass plan --json`"
 _MAX_NODES, _MAX_RANKS_PER_NODE = 200_000, 4096
 
 
@@ -281,18 +282,6 @@ class Prologue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     origin: Origin = BUILTIN
 
 
-class _Remark(msgspec.Struct, frozen=True, kw_only=True):
-    """A remark of plan versions 1 and 2."""
-
-    level: Literal["note", "warning"]
-    text: str
-    hint: str = ""
-
-    def finding(self) -> Finding:
-        kind = "tcp-fallback" if " would talk over TCP " in self.text else "remark"
-        return Finding(kind, self.level, self.text, self.hint)
-
-
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The plan of one run. The fields are in reading order."""
 
@@ -368,9 +357,7 @@ def plan_from_json(data: bytes, *, where: str = "plan") -> Plan:
             )
         plan = from_json(data if version >= _FINDINGS_SINCE else _with_findings(data), Plan)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ConfigError(
-            f"{where}: not a plan: {error}", hint="create it again with `windlass plan --json`"
-        ) from error
+        raise ConfigError(f"{where}: not a plan: {error}", hint=_AGAIN) from error
     _check_counts(plan, where)
     _check_words_for_shells(plan, where)
     return plan
@@ -379,7 +366,7 @@ def plan_from_json(data: bytes, *, where: str = "plan") -> Plan:
 def _with_findings(data: bytes) -> bytes:
     """Convert the remarks of a plan of version 1 or 2 to findings."""
     raw = from_json(data, dict[str, Any])
-    remarks = msgspec.convert(raw.get("remarks", []), list[_Remark])
+    remarks = msgspec.convert(raw.get("remarks", []), list[PlanRemark])
     raw["remarks"] = [remark.finding() for remark in remarks]
     return to_json(raw)
 
@@ -392,7 +379,7 @@ def _check_counts(plan: Plan, where: str) -> None:
     elif plan.world_size != plan.nodes * plan.ranks_per_node:
         wrong = f"{plan.nodes} nodes x {plan.ranks_per_node} ranks are not {plan.world_size} ranks"
     if wrong:
-        raise ConfigError(f"{where}: not a plan: {wrong}", hint="create it again with `windlass plan --json`")
+        raise ConfigError(f"{where}: not a plan: {wrong}", hint=_AGAIN)
 
 
 def _check_words_for_shells(plan: Plan, where: str) -> None:
@@ -411,5 +398,4 @@ def _check_words_for_shells(plan: Plan, where: str) -> None:
         raise ConfigError(f"{where}: {wrong[:80]!r} is not the name of a variable", hint=hint)
     logged = plan.request.comm_log
     if logged is not None and not re.fullmatch(r"all|\d{1,9}(,\d{1,9})*", logged):
-        hint = "it is damaged: create it again with `windlass plan --json`"
-        raise ConfigError(f"{where}: comm_log must be all or rank numbers, not {logged[:80]!r}", hint=hint)
+        raise ConfigError(f"{where}: comm_log must be all or rank numbers, not {logged[:80]!r}", hint=_AGAIN)

@@ -196,13 +196,7 @@ def gather_context(
     request, note = with_auto_cache(request, python, site, environ)
     allocation = find_allocation(environ, request.scheduler) if here else None
     on_node = here and (allocation is None or any(is_this_host(host, environ) for host in allocation.hosts))
-    taken: tuple[int, ...] = ()
-    # Inside a job, a shell may be bound to one core (`srun --pty bash`). The cgroup has the cores of the job.
-    seen = probe_topology(allowed_by="cgroup" if allocation else "mask") if on_node else None
-    if here and allocation is not None and not on_node:
-        launcher = request.launcher or with_seen_mpi(request, site, environ)[0].file.launcher.kind
-        look = probe_node(allocation.hosts[0], launcher, site.file.launcher, environ)
-        seen, taken = look.topology, look.taken_ports
+    seen, taken = _first_node(request, site, environ, allocation, on_node=on_node)
     topology, remarks = choose_topology(site, seen)
     topology = restrict_devices(topology, environ) if allocation is None and on_node else topology
     ruled = (request.scheduler or site.file.scheduler.kind) != "none"
@@ -244,6 +238,20 @@ def gather_context(
 
         return with_parts(request, context, environ, here=here)
     return request, context
+
+
+def _first_node(
+    request: Request, site: Site, environ: Mapping[str, str], allocation: Allocation | None, *, on_node: bool
+) -> tuple[Topology | None, tuple[int, ...]]:
+    """Probe this node or the first node of the allocation: its topology, and ports in use if it is another node."""
+    if on_node:
+        # Inside a job, a shell may be bound to one core (`srun --pty bash`). The cgroup has the cores of the job.
+        return probe_topology(allowed_by="cgroup" if allocation else "mask"), ()
+    if allocation is None:
+        return None, ()
+    launcher = request.launcher or with_seen_mpi(request, site, environ)[0].file.launcher.kind
+    look = probe_node(allocation.hosts[0], launcher, site.file.launcher, environ)
+    return look.topology, look.taken_ports
 
 
 def check_paths(request: Request, site: Site, environ: Mapping[str, str], *, here: bool, ours: bool) -> list[Finding]:
