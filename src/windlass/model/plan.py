@@ -396,6 +396,5 @@ def _check_words_for_shells(plan: Plan, where: str) -> None:
     if wrong is not None:
         hint = "use letters, digits and _ in names"
         raise ConfigError(f"{where}: {wrong[:80]!r} is not the name of a variable", hint=hint)
-    logged = plan.request.comm_log
-    if logged is not None and not re.fullmatch(r"all|\d{1,9}(,\d{1,9})*", logged):
+    if (logged := plan.request.comm_log) is not None and not re.fullmatch(r"all|\d{1,9}(,\d{1,9})*", logged):
         raise ConfigError(f"{where}: comm_log must be all or rank numbers, not {logged[:80]!r}", hint=_AGAIN)
