@@ -206,7 +206,7 @@ def test_a_run_that_is_none_is_an_error_and_none_at_all_is_not(tmp_path: Path) -
     wrong = in_process("bugreport", "nothing", "--without", "doctor", cwd=tmp_path, env=env)
     assert wrong.code == 2 and "hint" in wrong.stderr
     fine = in_process("bugreport", "--without", "doctor", "-o", "b.tar.gz", cwd=tmp_path, env=env)
-    assert fine.code == 0 and "there is none in" in fine.stdout
+    assert fine.code == 0 and "no run was found in" in fine.stdout
     nowhere = in_process("bugreport", "--without", "doctor", "-o", "/nowhere/b.zip", cwd=tmp_path, env=env)
     assert nowhere.code == 2 and "-o FILE" in nowhere.stderr
 

@@ -55,7 +55,7 @@ def test_a_log_of_another_user_is_not_appended_to() -> None:
     with common_place(0o775) as place:
         (place / "log").touch()
         os.chown(place / "log", 65534, 65534)
-        with pytest.raises(UntrustedError, match="not a plain file of ours"):
+        with pytest.raises(UntrustedError, match="not a plain file that you own"):
             open_append(place / "log")
         with open_append(place / "log", fresh=True) as file:
             file.write(b"x")

@@ -306,7 +306,7 @@ def test_cache_by_hand_is_started_asked_and_stopped(slurm: SlurmCluster, tmp_pat
         stopped = job.windlass("cache", "stop")
         assert stopped.code == 0, stopped.text
         assert not node_mounts(slurm) and not agent_processes(slurm)
-        assert "no cache is up" in job.windlass("cache", "status").stderr
+        assert "no cache is running" in job.windlass("cache", "status").stderr
 
 
 def test_cache_by_hand_ends_with_the_job(slurm: SlurmCluster, tmp_path: Path) -> None:

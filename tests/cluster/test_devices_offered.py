@@ -64,5 +64,5 @@ def test_our_number_decides_and_none_is_warned_about(cluster: SlurmCluster, tmp_
 
 def test_a_plan_says_that_the_node_is_not_known_yet(cluster: SlurmCluster, tmp_path: Path) -> None:
     said = _windlass(cluster, tmp_path, "plan", "-N", "2")
-    assert "the node is not known here" in said.stdout
+    assert "the node is unknown here" in said.stdout
     assert "partition batch offers 2 devices per node" in said.stdout

@@ -56,7 +56,7 @@ def test_planted_faults_have_names(slurm: SlurmCluster, hostile_dir: Path) -> No
         done = job.windlass("doctor", "--quick", "--json", *words, "--", "torchrun", "train.py")
     assert done.code == 1
     (port_found,) = _checks(done, "port")
-    assert port_found["severity"] == "error" and f"port {port} is taken" in port_found["evidence"]
+    assert port_found["severity"] == "error" and f"port {port} is in use" in port_found["evidence"]
     (interface,) = _checks(done, "interface-variables")
     assert (
         interface["subject"] == "nid[0001-0002]" and "NCCL_SOCKET_IFNAME=hsn9 matches none of" in interface["evidence"]
@@ -101,7 +101,7 @@ def test_a_check_before_the_run_leaves_a_bad_node_out(slurm: SlurmCluster, hosti
         listed = job.windlass("nodes", "list", "--json", env=state)
     assert done.code == 0, done.text
     assert sorted(line["host"] for line in json_lines(done.stdout)) == ["nid0001", "nid0003", "nid0004"]
-    assert "a spare node takes the place of nid0002" in done.stderr
+    assert "a spare node replaces nid0002" in done.stderr
     (node,) = json.loads(listed.stdout)
     assert node["host"] == "nid0002" and node["reason"].startswith("same-environment: ")
     assert again.code != 0 or "nid0002" not in again.stdout, again.text

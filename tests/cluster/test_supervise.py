@@ -226,7 +226,7 @@ def test_a_node_whose_ranks_die_twice_is_replaced_through_a_host_file_too(slurm:
         words = ("--launcher", "hydra", "-r", "1", "--spares", "1", *training.words("kill:8:1", "kill:18:1"))
         done = job.run_python(*words, timeout_s=240, env=path)
     assert done.code == 0, done.text
-    assert "a spare node takes the place of nid0002" in done.stderr, done.text
+    assert "a spare node replaces nid0002" in done.stderr, done.text
     assert training.losses() == reference(2, tmp_path)
     run = only_run(tmp_path)
     assert [verdict(run, at)["cause"]["host"] for at in (1, 2)] == ["nid0002", "nid0002"]

@@ -31,7 +31,7 @@ def test_preemption_by_a_signal_saves_and_goes_on(slurm: SlurmCluster, tmp_path:
             slurm.run(["scancel", "--signal=TERM", job.job_env["SLURM_JOB_ID"]], check=True)
             _, said = child.communicate(timeout=240)
         assert child.returncode == 0, said
-    assert "saved and left on request" in said
+    assert "saved and exited on request" in said
     assert training.losses() == reference(2, tmp_path)
     assert training.repeated() == 0
     same("preemption: `scancel --signal=TERM`", training, allowed=0)

@@ -46,7 +46,7 @@ def test_a_node_on_which_ranks_die_twice_is_replaced_by_a_spare(machine: Machine
     )
     job_id = machine.submit("sh", "-c", script, options=("--restarts", "2", "--spares", "1"))
     assert machine.wait(job_id, OVER) == (JobState.DONE, 0), machine.log()
-    assert "a spare node takes the place of node2" in machine.log()
+    assert "a spare node replaces node2" in machine.log()
     assert [machine.lines(rank)[-1] for rank in range(4)] == ["node1", "node1", "node3", "node3"], machine.log()
 
 

@@ -111,7 +111,7 @@ def test_the_report_finds_the_input_bottleneck_and_staging_or_the_cache_cures_it
             assert done.code == 0, done.text
     told = windlass("report", "tree", cwd=tmp_path).stdout
     assert "input-bound: ranks wait for data" in told
-    assert "data in the memory of the nodes (`windlass stage`)" in told
+    assert "(`windlass stage`)" in told
     waits = {name: _waits(tmp_path, name) for name in ways}
     assert waits["tree"] > 0.2, waits
     assert waits["staged"] < waits["tree"] / 2, waits
