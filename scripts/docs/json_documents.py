@@ -19,6 +19,7 @@ from windlass.build.envs.plan import EnvPlan
 from windlass.build.images.build import Built
 from windlass.build.images.check import ImageCheck
 from windlass.build.images.inject import Injection
+from windlass.build.images.lock import BaseLock
 from windlass.build.images.recipe import Recipe
 from windlass.diagnose.doctor.health import Health
 from windlass.diagnose.doctor.log_findings import LogReport
@@ -184,6 +185,7 @@ DOCUMENTS: dict[str, Document] = {
     "image build": Document(Built),
     "image check": Document(ImageCheck, 2),
     "image inject": Document(Injection, 2),
+    "image lock": Document(list[BaseLock]),
     "image plan": Document(Recipe),
     "init": Document(Initialised),
     "logs": Document(list[LogLine]),

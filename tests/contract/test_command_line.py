@@ -16,7 +16,7 @@ SUB_COMMANDS = {
     "sites": ("list", "detect", "show", "check"),
     "runs": ("list", "show", "resume", "stop", "trust", "clean"),
     "nodes": ("list", "forgive"),
-    "image": ("plan", "build", "check", "inject"),
+    "image": ("plan", "build", "lock", "check", "inject"),
     "cache": ("start", "status", "stop", "trace"),
     "bench": ("collectives", "matmul", "ddp", "llm", "io", "scale", "report", "compare", "reference"),
 }

@@ -32,9 +32,11 @@ PROGRESS = {"build": "building the image", "check": "reading the image", "inject
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true")
     sub = parser.add_subparsers(
-        dest="action", required=True, metavar="plan SPEC | build SPEC | check IMAGE | inject IMAGE"
+        dest="action", required=True, metavar="plan SPEC | build SPEC | lock SPEC | check IMAGE | inject IMAGE"
     )
     _add_recipe_options(sub)
+    lock = sub.add_parser("lock", help="pin the bases of specs by the digests that their registries give now")
+    lock.add_argument("specs", nargs="+", metavar="SPEC", help="your own TOML file, or a spec to copy to ./NAME.toml")
     check = sub.add_parser("check", help="show its libraries, and whether it works on a site")
     inject = sub.add_parser("inject", help="show which host libraries windlass adds, in which order, and why")
     for box in (check, inject):
@@ -68,7 +70,7 @@ def _add_recipe_options(sub: Any) -> None:
 
 
 def main(args: argparse.Namespace) -> Result:
-    actions = {"plan": _plan, "build": _build, "check": _check, "inject": _inject}
+    actions = {"plan": _plan, "build": _build, "lock": _lock, "check": _check, "inject": _inject}
     return actions[args.action](args)
 
 
@@ -125,6 +127,13 @@ def _build(args: argparse.Namespace) -> Result:
     lines += [f"with the host's libraries: {built.variant}"] if built.variant else []
     lines += [f"as a file: {built.sif}"] if built.sif else []
     return Result(text="\n".join(lines), data=built)
+
+
+def _lock(args: argparse.Namespace) -> Result:
+    from windlass.build.images.lock import lock_base, lock_text  # imported here: no other action uses the network
+
+    locks = [lock_base(name) for name in args.specs]
+    return Result(text="\n".join(map(lock_text, locks)), data=locks, exit_code=int(any(it.problem for it in locks)))
 
 
 def _site(name: str | None) -> Site | None:

@@ -32,7 +32,7 @@ def test_every_option_is_on_the_page(command: str) -> None:
     assert missing == []
 
 
-@each("action", ["plan", "build", "check", "inject"])
+@each("action", ["plan", "build", "lock", "check", "inject"])
 def test_every_option_of_image_is_on_the_page(action: str) -> None:
     parser = argparse.ArgumentParser()
     import_module("windlass.cli.image").add_arguments(parser)

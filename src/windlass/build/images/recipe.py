@@ -15,8 +15,10 @@ from windlass.build.images.spec import (
     ImageSpec,
     RemoveSpec,
     Versions,
+    in_registry,
     known_combination,
     load_versions,
+    locked_digest,
 )
 from windlass.build.images.steps import BuildStep, DownloadedSource
 from windlass.errors import UsageError, unknown_name
@@ -61,7 +63,7 @@ def make_recipe(spec: ImageSpec, extras: tuple[str, ...] | None = None, chosen: 
     return Recipe(
         name=spec.name,
         title=spec.title or spec.name,
-        base=spec.base,
+        base=_pinned(spec),
         prefix=spec.prefix,
         gpu=spec.gpu,
         gpu_home=spec.gpu_home,
@@ -74,6 +76,13 @@ def make_recipe(spec: ImageSpec, extras: tuple[str, ...] | None = None, chosen: 
         warnings=remarks,
         notes=(spec.built,) if spec.built else (),
     )
+
+
+def _pinned(spec: ImageSpec) -> str:
+    """Return the base by its digest instead of its tag: several builders refuse a name with both."""
+    folder, slash, last = spec.base.rpartition("/")
+    digest = locked_digest(spec)
+    return f"{folder}{slash}{last.partition(':')[0]}@{digest}" if digest else spec.base
 
 
 def _extras(spec: ImageSpec, extras: tuple[str, ...] | None) -> tuple[str, ...]:
@@ -178,13 +187,14 @@ def _labels(spec: ImageSpec, extras: tuple[str, ...], contents: tuple[Downloaded
         "windlass.version": windlass.__version__,
         "windlass.with": ",".join(extras),
     }
+    labels |= {"org.opencontainers.image.base.digest": digest} if (digest := locked_digest(spec)) else {}
     return labels | {f"windlass.component.{s.name}": f"{s.version} {s.commit}".strip() for s in contents}
 
 
 def _remarks(spec: ImageSpec, versions: Versions, sources: _Sources) -> tuple[str, ...]:
     found = []
-    if "@sha256:" not in spec.base and not spec.base.startswith(("localhost/", "/", "oci-archive:", "docker-archive:")):
-        found.append(f"{spec.base} is a tag, which may move: pin it in your own spec with base = NAME@sha256:…")
+    if not locked_digest(spec) and "@sha256:" not in spec.base and in_registry(spec.base):
+        found.append(f"not pinned: {spec.base} is a tag, which may move: `windlass image lock SPEC` writes its digest")
     archives = (one for one in sources.used.values() if one.url.startswith("http") and not one.commit)
     unpinned = [f"{one.name} {one.version}" for one in archives if not one.sha256]
     if unpinned:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -49,7 +50,9 @@ class ImageSpec(_Table, frozen=True, kw_only=True):
 
     name: str
     base: str
-    """A name with a tag or, better, a digest."""
+    """A name with a tag or a digest."""
+    locked: str = ""
+    """`NAME:TAG@DIGEST`, written by `image lock`. Only counts while `NAME:TAG` is the base."""
     title: str = ""
     gpu: Literal["", "nvidia", "amd"] = ""
     gpu_home: str = ""
@@ -112,18 +115,22 @@ def load_spec(name: str) -> ImageSpec:
 
     Raises `UsageError` for an unknown name. Raises `ConfigError` with the line for an invalid file.
     """
+    path = spec_path(name)
+    return parse_spec(spec_text(path), str(path))
+
+
+def spec_path(name: str) -> Path:
+    """Return the file of a spec: one of windlass by its name, or the user's. Raises `UsageError` if unknown."""
     if name in spec_names():
-        path = _DATA / "specs" / f"{name}.toml"
-    elif name.endswith(".toml") or "/" in name:
-        path = Path(name).expanduser()
-    else:
-        close = nearest(name, spec_names())
-        hint = f"did you mean {close}? " if close else ""
-        raise UsageError(
-            f"there is no image specification {name!r}",
-            hint=f"{hint}known: {', '.join(spec_names())}; or your own file, NAME.toml",
-        )
-    return parse_spec(_text(path), str(path))
+        return _DATA / "specs" / f"{name}.toml"
+    if name.endswith(".toml") or "/" in name:
+        return Path(name).expanduser()
+    close = nearest(name, spec_names())
+    hint = f"did you mean {close}? " if close else ""
+    raise UsageError(
+        f"there is no image specification {name!r}",
+        hint=f"{hint}known: {', '.join(spec_names())}; or your own file, NAME.toml",
+    )
 
 
 def parse_spec(text: str, file: str) -> ImageSpec:
@@ -170,7 +177,8 @@ def _refuse_strange(spec: ImageSpec, file: str, line: Callable[..., int]) -> Non
             )
 
 
-def _text(path: Path) -> str:
+def spec_text(path: Path) -> str:
+    """Read the text of a spec. Raises `UsageError` if that is impossible."""
     try:
         return read_text(path, follow=True)
     except (OSError, UnicodeDecodeError) as error:
@@ -180,10 +188,20 @@ def _text(path: Path) -> str:
         ) from error
 
 
+def locked_digest(spec: ImageSpec) -> str:
+    """Return the digest that pins the base, or an empty text. A digest of another base does not count."""
+    base, _, digest = spec.locked.partition("@")
+    return digest if base == spec.base and re.fullmatch(r"sha256:[0-9a-f]{64}", digest) else ""
+
+
+def in_registry(base: str) -> bool:
+    """Return whether a registry can be asked for this base, which is no local image and no file."""
+    return not base.startswith(("localhost/", "/", "oci-archive:", "docker-archive:"))
+
+
 def load_versions() -> Versions:
     """Return the table of versions."""
-    text = _text(_DATA / "versions.toml")
-    return msgspec.convert(tomllib.loads(text), Versions)
+    return msgspec.convert(tomllib.loads(spec_text(_DATA / "versions.toml")), Versions)
 
 
 def known_combination(versions: Versions, chosen: Mapping[str, str], base: str) -> KnownCombination | None:
