@@ -184,13 +184,22 @@ def _replan(bundle: Bundle, site: Site) -> list[Finding]:
             found.append(_finding("binding", "error", text))
     own = {each.name for each in old.environment if each.value == MASK or each.origin.scope == "environment"}
     then, now = (
-        msgspec.to_builtins(
-            msgspec.structs.replace(plan, environment=tuple(each for each in plan.environment if each.name not in own))
+        _without_reasons(
+            msgspec.to_builtins(
+                msgspec.structs.replace(plan, environment=tuple(e for e in plan.environment if e.name not in own))
+            )
         )
         for plan in (old, new)
     )
     changed = [key for key in {**then, **now} if key not in _OF_ITS_DAY and then.get(key) != now.get(key)]
     return [*found, *(_finding("plan", "note", _first_change(key, then.get(key), now.get(key))) for key in changed)]
+
+
+def _without_reasons(value: Any) -> Any:
+    """The value without sentences for people, which may change at any time."""
+    if isinstance(value, dict):
+        return {key: _without_reasons(one) for key, one in value.items() if not key.endswith("because")}
+    return [_without_reasons(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _first_change(key: str, then: Any, now: Any) -> str:

@@ -81,7 +81,7 @@ def test_the_reasons_are_in_the_json(tmp_path: Path) -> None:
         (("--site", "lumi", "--time", "1h"), 2, "needs an account"),
         (("--site", "workstation"), 2, "no scheduler"),
         (("--site", "lumi", *JOB, "--env", "A=1"), 2, "--env"),
-        (("--site", "lumi", *JOB), 3, "salloc is not here"),
+        (("--site", "lumi", *JOB), 3, "salloc is not installed here"),
         (("--site", "lumi", "--account", "p1", "--partition", "dev-g", "--nodes", "99"), 2, "at most 32 nodes"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),

@@ -54,7 +54,7 @@ def test_a_dry_run_warns_as_a_submission_does_and_names_modules_and_needs(tmp_pa
 def test_a_printed_script_whose_plan_was_edited_is_refused(tmp_path: Path) -> None:
     printed = in_process(*LUMI, "--dry-run", "--", "true", cwd=tmp_path).stdout
     clean = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
-    for text, said in ((printed, "is not one"), (printed.replace('"name": "true"', '"name": "false"'), "--signed-by")):
+    for text, said in ((printed, "slurm job"), (printed.replace('"name": "true"', '"name": "false"'), "--signed-by")):
         done = subprocess.run(["bash"], input=text, capture_output=True, text=True, cwd=tmp_path, env=clean)
         assert done.returncode == 2 and said in done.stderr, done.stderr
     assert not (tmp_path / "runs").exists()
@@ -156,7 +156,7 @@ def test_a_missing_account_is_asked_for(tmp_path: Path) -> None:
 def test_away_from_the_machine_nothing_is_made_and_the_place_to_submit_named(tmp_path: Path) -> None:
     ended = in_process(*LUMI, "--run-dir", "r", "--", "true", cwd=tmp_path, env={"PATH": "/nowhere"})
     assert ended.code == 3
-    assert "sbatch is not here" in ended.stderr
+    assert "sbatch is not installed here" in ended.stderr
     assert "--dry-run" in ended.stderr
     assert not (tmp_path / "r").exists()
 

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from windlass.node.sampler import on_request, recorder, sitecustomize
+from windlass.node.sampler import gloo_exit, on_request, recorder, sitecustomize
 from windlass.node.sampler.recorder import parse_lines
 
 
@@ -17,6 +17,7 @@ def hooked(tmp_path: Path, *, behind: str = "", rank: int = 0) -> dict[str, str]
     steps.mkdir(exist_ok=True)
     shutil.copy(sitecustomize.__file__, folder / "sitecustomize.py")
     shutil.copy(recorder.__file__, folder / "windlass_recorder.py")
+    shutil.copy(gloo_exit.__file__, folder / "windlass_gloo_exit.py")
     shutil.copy(on_request.__file__, folder / "windlass_on_request.py")
     path = f"{folder}:{behind}" if behind else str(folder)
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -88,7 +88,7 @@ def test_no_free_port_and_a_wished_one_that_is_taken_are_errors() -> None:
     with pytest.raises(MachineError, match="no free port"):
         master_port(plan, "77", "run", lambda _: False)
     fixed, _ = plan_for("lumi", master_port=29500)
-    with pytest.raises(MachineError, match="29500 is taken"):
+    with pytest.raises(MachineError, match="29500 is in use"):
         master_port(fixed, "77", "run", lambda _: False)
     assert master_port(fixed, "77", "run", lambda _: True) == 29500
 

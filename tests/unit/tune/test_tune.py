@@ -55,7 +55,7 @@ def test_the_default_space_fits_the_devices() -> None:
     names = [setting.name for setting in default_space("nvidia", "slingshot-11", 8)]
     assert {"NCCL_ALGO", "FI_CXI_RX_MATCH_MODE", "OMP_NUM_THREADS"} <= set(names)
     assert all(setting.name.startswith("CCL_") for setting in default_space("intel", None, 1))
-    with pytest.raises(ConfigError, match="nothing is known"):
+    with pytest.raises(ConfigError, match="no settings to try"):
         default_space(None, None, 1)
 
 

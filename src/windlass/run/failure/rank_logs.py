@@ -9,10 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from windlass.backends.launchers import get_launcher
 from windlass.backends.launchers.base import Launcher, NodeLogReader
 from windlass.base.notation.hostlist import expand_hostlist
 from windlass.errors import MachineError
+from windlass.model.jsontext import from_json
 from windlass.model.plan import Plan
 from windlass.node.sys.atomic import open_append, replace_file
 from windlass.node.sys.reading import cut_lines, open_plain, read_text
@@ -136,10 +139,13 @@ def keep_logs(logs: RankLogs, sizes: Mapping[str, int], folder: Path) -> None:
 
 
 def _since(folder: Path) -> dict[str, int]:
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads(read_text(folder / SINCE_FILE))
-        return {name: size for name, size in found.items() if isinstance(size, int)}
-    return {}
+    """Return the recorded sizes. A damaged record, or a size beyond the file, counts as none."""
+    try:
+        found = from_json(read_text(folder / SINCE_FILE).encode(), dict[str, int])
+        sizes = {path.name: path.stat().st_size for path in (folder / "out").iterdir()}
+        return {name: size for name, size in found.items() if 0 <= size <= sizes.get(name, -1)}
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError):
+        return {}
 
 
 def rank_logs(plan: Plan, folder: Path) -> RankLogs:

@@ -174,10 +174,10 @@ def test_out_of_memory_says_what_to_change() -> None:
 
 
 def test_what_was_measured_is_told_after_a_second_and_then_ever_less_often() -> None:
-    from windlass.bench.train.interruption import Pace
+    from windlass.bench.train.interruption import MessagePace
 
     now = [0.0]
-    pace = Pace(lambda: now[0])
+    pace = MessagePace(lambda: now[0])
     told = []
     for tick in range(1, 2_001):
         now[0] = tick * 0.1
