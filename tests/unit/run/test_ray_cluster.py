@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from waiting import wait_until
-from windlass.node.ray.cluster import CANNOT_START, RAY_DIED, free_port, node_folder, read_place
+from windlass.node.ray.cluster import CANNOT_START, RAY_DIED, authenticates, free_port, node_folder, read_place
 from windlass.node.sys.identity import start_of
 
 SRC = Path(__file__).parents[3] / "src"
@@ -32,7 +32,8 @@ for name in ("dashboard-port", "ray-client-server-port", "min-worker-port", "max
     parser.add_argument("--" + name)
 args = parser.parse_args()
 assert args.head or args.address, "neither head nor address"
-assert os.environ["RAY_AUTH_MODE"] == "token" and os.path.exists(os.environ["RAY_AUTH_TOKEN_PATH"])
+assert os.environ["RAY_AUTH_MODE"] == os.environ.get("EXPECTED", "token")
+assert os.path.exists(os.environ["RAY_AUTH_TOKEN_PATH"])
 if os.environ.get("FAILS") and args.address:
     raise SystemExit(os.environ["FAILS"])
 with open(os.environ["STARTED"] + (".head" if args.head else ".worker"), "w") as file:
@@ -54,9 +55,15 @@ class Ranks:
         for part in ("ray", "ray/scripts"):
             (folder / "lib" / part / "__init__.py").touch()
         (folder / "lib" / "ray" / "scripts" / "scripts.py").write_text(STANDIN)
+        self.install("2.52.0")
         (self.run_dir / "ray.token").write_text("secret")
         self.port = free_port("127.0.0.1")
         self.children: list[subprocess.Popen[str]] = []
+
+    def install(self, version: str) -> None:
+        about = self.folder / "lib" / "ray.dist-info" / "METADATA"
+        about.parent.mkdir(exist_ok=True)
+        about.write_text(f"Metadata-Version: 2.1\nName: ray\nVersion: {version}\n")
 
     def start(self, node: int, *command: str, ray: bool = True, **environ: str) -> subprocess.Popen[str]:
         settings = {"nodes": 2, "cpus": 3, "devices": 1, "run_id": "r", "forwards": True}
@@ -121,6 +128,21 @@ def test_the_command_runs_once_with_the_address_and_everything_ends_with_it(rank
     pids = [int(ranks.started(part)[0]) for part in ("head", "worker")]
     assert ranks.started("worker")[1:] == ["3", "1"], "the plan's cores and devices"
     assert not [pid for pid in pids if start_of(pid)]
+
+
+def test_a_ray_without_authentication_starts_only_if_the_user_accepts_it(ranks: Ranks) -> None:
+    ranks.install("2.51.2")
+    code, text = _end(ranks.start(0, "true"))
+    assert code == CANNOT_START
+    assert "Ray 2.51.2 has no authentication" in text and "RAY_AUTH_MODE=disabled" in text
+    ranks.start(0, "true", RAY_AUTH_MODE="disabled", EXPECTED="disabled")
+    assert ranks.started("head")
+    assert [authenticates(text) for text in ("2.52.0", "3.0.0.dev0", "2.9.3", "of unknown version")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_dead_worker_is_named_with_its_node_and_ends_the_run(ranks: Ranks) -> None:

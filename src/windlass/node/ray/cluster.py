@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -50,6 +51,8 @@ _UP_FILE = "ray_current_cluster"
 _MAX_FOLDER = 38
 _RAY = "import sys; del sys.path[0]; from ray.scripts.scripts import main; main()"
 """The `ray` command. `-c` puts the current folder first, and its files could replace modules."""
+_OPEN = """Ray %s has no authentication: every user who reaches this node could run programs as you. \
+Install ray>=2.52, or accept this with --env RAY_AUTH_MODE=disabled"""
 _START_S = 240.0
 _JOIN_S = 300.0
 _END_S = 15.0
@@ -94,6 +97,8 @@ def main(argv: list[str]) -> int:
     if importlib.util.find_spec("ray") is None:
         text = "%s has no ray: install it there (pip install 'ray[default]'), or name another Python with --python"
         return _failed(text % sys.executable, CANNOT_START)
+    if own_environ().get("RAY_AUTH_MODE") != "disabled" and not authenticates(version := ray_version()):
+        return _failed(_OPEN % version, CANNOT_START)
     try:
         with node_folder(place.root) as folder, guarded("%s=%s" % (_MARK, folder), lambda: shutil.rmtree(folder, True)):
             node = _RayNode(place, folder, signals)
@@ -103,6 +108,17 @@ def main(argv: list[str]) -> int:
                 node.end()
     except (RayError, OSError) as error:
         return _failed(str(error), 128 + signals[0] if signals else RAY_DIED)
+
+
+def ray_version() -> str:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("ray")
+    return "of unknown version"
+
+
+def authenticates(version: str) -> bool:
+    """Return whether this version of Ray checks the token. Earlier ones ignore it."""
+    return [int(number) for number in re.findall(r"\d+", version)[:2]] >= [2, 52]
 
 
 def read_place(argv: list[str]) -> tuple[RayPlace, list[str]]:
@@ -150,7 +166,7 @@ class _RayNode:
         self.environ = {
             **own_environ(),
             _MARK: folder,
-            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_MODE": own_environ().get("RAY_AUTH_MODE", "token"),
             "RAY_AUTH_TOKEN_PATH": token_path,
             "RAY_USAGE_STATS_ENABLED": "0",
         }
