@@ -1,16 +1,18 @@
 """Checkpoints of trainers: the newest complete one, and the arguments with which the next start loads it.
 
-Only checkpoints that changed after the run began count, because the folder may have those of other runs. A checkpoint
-that was being written when its ranks died is renamed, so that no trainer chooses it.
+Only checkpoints of this user that changed after the run began count, because the folder may have those of other runs
+and users. A checkpoint that was being written when its ranks died is renamed, so that no trainer chooses it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pickletools
 import re
 import zipfile
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +20,7 @@ import msgspec
 
 from windlass.model.plan import Plan, TrainerPlan
 from windlass.node.sys.atomic import open_append
+from windlass.node.sys.folders import is_foreign
 from windlass.node.sys.reading import open_plain, read_text
 from windlass.plan.trainers import TrainerSpec, trainer_spec
 from windlass.run.failure.ends import LEDGER_FILE, newest_step, read_ledger
@@ -26,6 +29,7 @@ from windlass.run.folder import RunFolder
 
 INCOMPLETE = "incomplete-"
 _ZIPPED = {".pt", ".pth", ".bin", ".pkl", ".ckpt"}
+_MAX_HEADER, _MAX_PICKLE = 100_000_000, 64 << 20
 _CLOCKS_S = 5.0
 """Clocks of file servers may differ from ours by this much."""
 
@@ -86,8 +90,11 @@ def find_checkpoints(
         return None, ()
     root = cwd / trainer.folder
     with contextlib.suppress(OSError, ValueError):
-        paths = [path for pattern in spec.checkpoints for path in root.glob(pattern)]
-        dated = sorted(((_changed(path), path) for path in paths), reverse=True)
+        paths = {path: _is_ours(path) for pattern in spec.checkpoints for path in root.glob(pattern)}
+        for path in (path for path, ours in paths.items() if not ours and path.lstat().st_mtime >= since):
+            text = "windlass: warning: %s is not used, because another user could have written it"
+            logging.getLogger("windlass").warning(text, path)
+        dated = sorted(((_changed(path), path) for path, ours in paths.items() if ours), reverse=True)
         incomplete: list[Path] = []
         for changed, path in dated:
             if changed < since - _CLOCKS_S:
@@ -102,6 +109,14 @@ def find_checkpoints(
 def _starts(folder: RunFolder) -> list[float]:
     """Return when the earlier attempts of this run began."""
     return [found.times.started for path in attempt_folders(folder.path) if (found := read_verdict(path))]
+
+
+def _is_ours(path: Path) -> bool:
+    """Return whether no file of a checkpoint belongs to another user. The trainer executes code from it."""
+    inside = [Path(parent) / name for parent, folders, names in os.walk(path) for name in (*folders, *names)]
+    with contextlib.suppress(OSError):
+        return not any(is_foreign(file) or file.stat().st_mode & 0o002 for file in (path, *inside))
+    return False
 
 
 def _changed(path: Path) -> float:
@@ -144,7 +159,7 @@ def _is_whole(file: Path) -> bool:
     if file.suffix == ".safetensors":
         with open_plain(file) as opened:
             header = int.from_bytes(opened.read(8), "little")
-            ends = re.findall(rb'"data_offsets":\[\d+,(\d+)\]', opened.read(min(header, size)))
+            ends = re.findall(rb'"data_offsets":\[\d+,(\d+)\]', opened.read(min(header, _MAX_HEADER)))
         return size == 8 + header + max(map(int, ends), default=0)
     return True
 
@@ -156,11 +171,12 @@ def _step(spec: TrainerSpec, path: Path) -> int:
 
 def _stored_step(path: Path, key: str) -> int:
     """Return the number under this key in a file of `torch.save`, or 0. Reads the pickle without loading it."""
-    with contextlib.suppress(OSError, ValueError, StopIteration, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
-        name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+    bad = (OSError, EOFError, ValueError, RuntimeError, StopIteration, zipfile.BadZipFile, zlib.error)
+    with contextlib.suppress(*bad), zipfile.ZipFile(path) as archive:
+        entry = next(entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl"))
         at_key = False
-        for operation, value, _ in pickletools.genops(archive.read(name)):
+        for operation, value, _ in pickletools.genops(archive.read(entry) if entry.file_size <= _MAX_PICKLE else b""):
             if at_key and isinstance(value, int) and operation.name.startswith(("BININT", "LONG")):
-                return value
+                return value if 0 <= value < 1 << 63 else 0
             at_key = value == key or (at_key and operation.name in {"BINPUT", "LONG_BINPUT", "MEMOIZE"})
     return 0
