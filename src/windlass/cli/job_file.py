@@ -24,7 +24,7 @@ from windlass.sites.shape import Misfit, line_index
 
 SUFFIX = ".toml"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}\Z")
-_LISTS = ("env", "bind", "module")
+_SINGLE = ("nodes", "ranks_per_node", "gpus_per_node", "container", "activate", "python", "restarts", "hang_after")
 _OF_JOB = (*PLACE, *JOB, "--name", "--run-dir", "--watch", "--grace")
 """Options of the command line that a job file accepts. They apply to the whole job."""
 
@@ -76,12 +76,8 @@ def _read(path: Path) -> tuple[JobTable, dict[tuple[str | int, ...], int]]:
         text = read_text(path, follow=True)
     problems = problems_of_table(text, str(path), JobTable, _misfits)
     if problems:
-        raise ConfigError(_text(problems[0]), hint=_hint(problems))
+        raise ConfigError(problems[0].text(), hint=_hint(problems))
     return msgspec.convert(tomllib.loads(text), JobTable), line_index(text)
-
-
-def _text(problem: Finding) -> str:
-    return problem.text()
 
 
 def _hint(problems: tuple[Finding, ...]) -> str | None:
@@ -160,16 +156,7 @@ def _component(
 
 def _option_words(table: ComponentTable) -> Iterator[str]:
     """Yield the options of `windlass run` for the keys of a component that have the name of an option."""
-    for key in (
-        "nodes",
-        "ranks_per_node",
-        "gpus_per_node",
-        "container",
-        "activate",
-        "python",
-        "restarts",
-        "hang_after",
-    ):
+    for key in _SINGLE:
         value = getattr(table, key)
         if value is not None:
             yield f"--{key.replace('_', '-')}={value}"

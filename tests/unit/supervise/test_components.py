@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from planning import plan_for
 from unit.cli.typed import environment
 from waiting import wait_until
+from windlass.model.request import Ready
+from windlass.run.supervise.ready import ReadyTest
 
 SERVICE = 'command = ["sh", "-c", "echo up; exec sleep 600"]\nend = "service"\n'
 
@@ -209,3 +212,10 @@ needs = ["server"]
     assert started.returncode == 1, err
     assert "server failed: its windlass process ended with code -9" in err
     wait_until(lambda: not Path(f"/proc/{rank}").exists(), timeout_s=20, what="the rank of the server ended")
+
+
+def test_a_log_line_after_a_megabyte_without_a_line_end_is_found(tmp_path: Path) -> None:
+    (tmp_path / "0.log").write_bytes(b"\r50 %" * 300_000 + b"\nserving\n")
+    plan = plan_for("workstation", "true")[0]
+    test = ReadyTest(ready=Ready(log="serving"), plan=plan, out=tmp_path, address="", port=0, offsets={})
+    assert any(test.passes() for _ in range(5))
