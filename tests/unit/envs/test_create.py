@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -144,6 +145,20 @@ def test_the_same_command_continues_an_interrupted_start(
     assert (tmp_path / "env" / "bin" / "mine").read_text() == f"#!{tmp_path}/env/bin/python\n"
     said = subprocess.run([tmp_path / "env/bin/alpha-tool"], capture_output=True, text=True, timeout=60, check=True)
     assert said.stdout.strip() == f"alpha of {tmp_path / 'env'}"
+
+
+@pytest.mark.apart
+def test_a_copy_of_an_interrupted_start_is_not_continued(tmp_path: Path, index: Path, quick_python: str) -> None:
+    """An unpacked archive may contain one, with programs of another person."""
+    interrupted(tmp_path, index, quick_python, signal.SIGKILL)
+    partial, theirs = tmp_path / ".env.partial", tmp_path / "theirs"
+    partial.rename(theirs)
+    shutil.copytree(theirs, partial, symlinks=True)
+    (partial / "env" / "stale").touch()
+    (tmp_path / "go").touch()
+    made = create(tmp_path, index, "--with", "alpha", python=str(tmp_path / "slow-python"))
+    assert made.code == 0 and "starts from the beginning" in made.stderr, made.text
+    assert not (tmp_path / "env" / "stale").exists()
 
 
 @pytest.mark.apart

@@ -23,6 +23,7 @@ import msgspec
 
 from windlass.base.notation.counts import counted, size_text
 from windlass.base.procs.children import adopt_orphans, signal_group, start_child
+from windlass.base.settings import read_settings
 from windlass.build.envs.archive import hint_for, move_names, room_hint
 from windlass.build.envs.download import measure_download
 from windlass.build.envs.plan import EnvPlan
@@ -32,6 +33,7 @@ from windlass.model.jsontext import to_json
 from windlass.node.sys.atomic import open_append, replace_file, take_lock
 from windlass.node.sys.identity import kill_marked
 from windlass.node.sys.reading import read_object, read_text
+from windlass.run.trust import seal_file, why_no_file_seal
 
 RECORD = "windlass-env.json"
 LOG = "windlass-env.log"
@@ -93,7 +95,8 @@ def create_env(plan: EnvPlan, environ: Mapping[str, str], tell: Callable[[str], 
     began = time.monotonic()
     try:
         found = work.exists() or work.is_symlink()
-        continued = found and _continues(plan, work, tell)
+        state_dir = read_settings(environ).state_dir
+        continued = found and _continues(plan, work, state_dir, tell)
         tell(f"making {final}; log: {log}")
         _tell_size(plan, environ, final, tell)
         open_append(log, fresh=not continued).close()
@@ -101,6 +104,7 @@ def create_env(plan: EnvPlan, environ: Mapping[str, str], tell: Callable[[str], 
             partial = Path(f"/proc/{os.getpid()}/fd/{opened}", final.name)  # `work` may be renamed
             inside = partial.parent
             replace_file(inside / RECORD, to_json(plan))
+            seal_file(inside / RECORD, state_dir, state_dir)
             with open_append(inside / _PATHS) as paths:
                 paths.write(os.fsencode(f"{partial}\n"))
             _run(plan, partial, log, {**environ, _MARK: str(work)}, tell)
@@ -167,14 +171,18 @@ def _locked(final: Path) -> int:
         raise MachineError(f"cannot write to {final.parent}: {error.strerror}", hint=hint) from error
 
 
-def _continues(plan: EnvPlan, work: Path, tell: Callable[[str], None]) -> bool:
-    """End the processes of an interrupted start. Remove its folder, unless it is from the same command."""
+def _continues(plan: EnvPlan, work: Path, state_dir: Path, tell: Callable[[str], None]) -> bool:
+    """End the processes of an interrupted start. Remove its folder, unless it is from the same command of this user.
+
+    The folder runs code, and could be from an unpacked archive.
+    """
     found = work.lstat()
     if found.st_uid != os.geteuid():
         hint = "ask this user to remove it, or choose another place"
         raise UsageError(f"{work} belongs to uid {found.st_uid}", hint=hint)
     kill_marked(f"{_MARK}={work}".encode())
-    if stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077 and _is_made(plan, work):
+    private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+    if private and _is_made(plan, work) and not why_no_file_seal(work / RECORD, state_dir, state_dir):
         tell(f"an earlier start was interrupted: it continues in {work}")
         return True
     tell(f"an earlier start was interrupted: {work} is removed, and the build starts from the beginning")
