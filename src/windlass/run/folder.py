@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from windlass.model.plan import PLAN_VERSION, Plan, plan_from_json, plan_to_json
 from windlass.model.record import RunRecord, record_from_json, record_to_json
 from windlass.node.ray import ARCHIVE_FILE, TOKEN_FILE
 from windlass.node.sys.atomic import create_file, replace_file
-from windlass.node.sys.folders import UntrustedError, exposure, keep_to_ourselves
+from windlass.node.sys.folders import UntrustedError, exposure, keep_to_ourselves, private_folder
 from windlass.node.sys.identity import Process, this_process
 from windlass.node.sys.reading import read_bytes, read_text
 from windlass.plan.agents import plan_agents
@@ -33,6 +34,7 @@ from windlass.run.trust import (
     COMPONENTS,
     SIGNATURE_FILE,
     component_folders,
+    is_component,
     seal_component,
     seal_folder,
     sign_file,
@@ -119,11 +121,16 @@ class RunFolder:
         self.write_signed(PLAN_FILE, plan_to_json(plan))
         if hidden.words or hidden.env:
             self.write_signed(SECRETS_FILE, secrets_text(hidden).encode("utf-8", "surrogateescape"))
+        if plan.parts:
+            with os_errors(f"use the folder {COMPONENTS}", hint=_OTHER_PLACE, kind=UsageError):
+                private_folder(self.part(COMPONENTS))
         for number, (one, part) in enumerate(zip(plan.request.components, plan.parts, strict=True)):
             folder = RunFolder(component_folder(self.path, one.name))
-            if not folder.path.exists():
+            if not os.path.lexists(folder.path):
                 _create(folder.path, exist_ok=False)
                 seal_component(self.path, folder.path)
+            elif not is_component(self.path, folder.path):
+                raise UsageError(f"{folder.path} is not a folder of this run", hint=_OTHER_PLACE)
             folder.save_plan(part, hidden.parts[number] if hidden.parts else Secrets())
 
     def keep_to_ourselves(self) -> None:

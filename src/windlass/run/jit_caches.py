@@ -28,6 +28,7 @@ from windlass.errors import WindlassError
 from windlass.model.jsontext import from_json, to_json
 from windlass.model.plan import Plan
 from windlass.node.sys.atomic import create_file, replace_file, replacing
+from windlass.node.sys.folders import open_own
 from windlass.node.sys.identity import Process, start_of, this_process
 from windlass.node.sys.reading import read_bytes, read_text
 from windlass.plan.agents import plan_node_step
@@ -129,7 +130,9 @@ def _store_unclean(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Mapp
 
 
 def _read_unclean(file: Path) -> UncleanNodes | None:
+    """Read one of these files. None if another user could have written it: a state folder may be shared."""
     try:
+        os.close(open_own(file))
         return from_json(read_bytes(file), UncleanNodes)
     except (OSError, msgspec.DecodeError):
         return None

@@ -76,10 +76,18 @@ def seal_component(job: Path, folder: Path) -> None:
 
 
 def component_folders(folder: Path) -> list[Path]:
-    """Return the run folders of the components of a job. Empty for any other run."""
+    """Return the run folders of the components of a job, without links. Empty for any other run."""
     with contextlib.suppress(OSError):
-        return sorted(path for path in (folder / COMPONENTS).iterdir() if path.is_dir())
+        if not (above := folder / COMPONENTS).is_symlink():
+            return sorted(path for path in above.iterdir() if path.is_dir() and not path.is_symlink())
     return []
+
+
+def is_component(job: Path, folder: Path) -> bool:
+    """Return whether this folder has the key that `seal_component` gives it."""
+    above, found = _read(job), _read(folder)
+    own = above is None or (found is not None and _same(found.key, _component_key(above.key, folder.name)))
+    return own and not folder.is_symlink()
 
 
 def sign_file(folder: Path, name: str, data: bytes) -> None:
@@ -117,6 +125,9 @@ def require_trust(folder: Path, state_dir: Path, *, signed_by: str = "") -> None
         if not _same(_code(found.key, name, data), found.files.get(name, "")):
             what = "was changed" if name in found.files else "was added"
             raise NotTrustedError(folder, f"{name} {what} after windlass signed this run folder")
+    for path in (folder / COMPONENTS, *(folder / COMPONENTS).glob("*")):
+        if path.is_symlink():
+            raise NotTrustedError(folder, f"{path.relative_to(folder)} is a link")
     for part in component_folders(folder):
         require_trust(part, state_dir, signed_by=signed_by)
 

@@ -26,7 +26,7 @@ from windlass.node.wire.dial import Target, dial
 from windlass.node.wire.link import set_timeouts
 from windlass.node.wire.ports import listen_tcp
 from windlass.node.wire.proof import TAG_BYTES, Channel, Identity, ProtocolError
-from windlass.runtime.store import CorruptError, FileEntry, open_closed
+from windlass.runtime.store import CorruptError, FileEntry, is_plain_name, open_closed
 
 _HEAD_BYTES = 1024
 _PIECE_BYTES = 4 << 20
@@ -134,7 +134,9 @@ class Partners:
         with contextlib.suppress(OSError, ProtocolError):  # the other side reports it
             while True:
                 asked = _hear(channel)
-                path = self._folder / Path(asked["step"]).name / Path(asked["name"]).name
+                if not (is_plain_name(asked["step"]) and is_plain_name(asked["name"]) and asked.get("size", 0) >= 0):
+                    raise ProtocolError("the request has a wrong name or size")
+                path = self._folder / asked["step"] / asked["name"]
                 if asked["do"] == "get":
                     self._give(channel, path)
                     continue

@@ -138,10 +138,15 @@ def parse_manifest(text: str, where: str) -> Manifest:
 
 
 def _entry(name: Any, size_bytes: Any, sha256: Any) -> FileEntry:
-    """Return one file of a manifest. A name that contains a path would lead out of the snapshot."""
-    if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name) or name in (".", "..", MANIFEST):
+    """Return one file of a manifest."""
+    if not is_plain_name(name):
         raise ValueError(f"{str(name)[:80]!r} is not a plain file name")
     return FileEntry(name=name, size_bytes=_natural(size_bytes), sha256=str(sha256))
+
+
+def is_plain_name(name: Any) -> bool:
+    """Return whether a file of a snapshot can have this name. A name that contains a path would lead out of it."""
+    return isinstance(name, str) and bool(_PLAIN_NAME.fullmatch(name)) and name not in (".", "..", MANIFEST)
 
 
 def _natural(value: Any) -> int:

@@ -11,7 +11,8 @@ import pytest
 
 from looping import each
 from windlass.errors import MachineError
-from windlass.runtime.partner import Partners, partner_of, room_for
+from windlass.node.wire.proof import ProtocolError
+from windlass.runtime.partner import Partners, _request, partner_of, room_for
 from windlass.runtime.store import CorruptError, FileEntry
 
 DATA = bytes(range(256)) * 40_000
@@ -89,3 +90,20 @@ def test_a_partner_that_is_gone_is_named(pair: list[Partners], tmp_path: Path) -
     pair[1].close()
     with pytest.raises(MachineError, match="partner node 1"):
         pair[0].send(tmp_path / "0" / "step-000000007", [entry(tmp_path)], threading.Event())
+
+
+@each(
+    "request_",
+    [
+        {"do": "get", "step": "..", "name": "secret"},
+        {"do": "get", "step": "step-000000007", "name": "../../secret"},
+        {"do": "put", "step": "step-000000007", "name": "..", "size": 1, "sha256": ""},
+        {"do": "put", "step": "step-000000007", "name": "x", "size": -1, "sha256": ""},
+    ],
+)
+def test_names_that_lead_out_and_negative_sizes_end_the_connection(
+    pair: list[Partners], tmp_path: Path, request_: dict[str, object]
+) -> None:
+    (tmp_path / "secret").write_bytes(b"x")
+    with pair[0]._connection(1) as channel, pytest.raises((OSError, ProtocolError), match=r"ended|reset"):
+        _request(channel, request_)
