@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cluster.command import allocated
+from cluster.command import allocated, windlass_argv
 from cluster.slurm import SlurmCluster
 from looping import each
 from requirements import examples_python, require_examples
 from unit.cli.typed import windlass
 from waiting import wait_until
 
-RAY = Path(__file__).parents[2] / "examples" / "ray"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RAY = EXAMPLES / "ray"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 SMALL = {"RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": "100000000", "RAY_object_store_minimum_memory_bytes": "1"}
 
@@ -101,6 +103,43 @@ def test_the_end_of_one_part_ends_all_of_ray(slurm: SlurmCluster, tmp_path: Path
     assert not [text for text in said if text not in out + err], out + err
 
 
+def _job_file(tmp_path: Path, *keys: str) -> str:
+    """Copy the job file with Ray as a component, with these keys for the component. Returns its path."""
+    shutil.copytree(EXAMPLES / "components", tmp_path / "components")
+    path = tmp_path / "components" / "ray" / "ray.toml"
+    more = "\n".join((f'python = "{examples_python()}"', *keys))
+    path.write_text(path.read_text().replace('script = "score.py"', f'script = "score.py"\n{more}'))
+    return str(path)
+
+
+def test_ray_is_a_component_without_a_flag_on_this_machine(tmp_path: Path) -> None:
+    done = windlass("run", _job_file(tmp_path), cwd=tmp_path, timeout_s=200, env=SMALL)
+    assert done.code == 0, done.text
+    assert "[driver 0] 1487 of 2000 texts have a reward, scored on 1 of 1 nodes" in done.stdout
+
+
+@pytest.mark.slurm
+def test_ray_is_a_component_on_two_of_three_nodes_of_a_real_slurm(slurm: SlurmCluster, tmp_path: Path) -> None:
+    with allocated(slurm, tmp_path, "-N3", "--exclusive") as job:
+        done = job.windlass("run", _job_file(tmp_path, "nodes = 2"), timeout_s=200, env=SMALL)
+    assert done.code == 0, done.text
+    assert re.search(r"\[driver 0\] 1487 of 2000 texts .* scored on [12] of 2 nodes", done.stdout), done.text
+
+
+@pytest.mark.slurm
+def test_the_component_whose_ray_dies_is_named_with_its_node(slurm: SlurmCluster, tmp_path: Path) -> None:
+    path = _job_file(tmp_path, "nodes = 2")
+    Path(path).write_text(Path(path).read_text().replace('{reward.port}"]\nneeds', '{reward.port}", "100000"]\nneeds'))
+    with allocated(slurm, tmp_path, "-N3", "--exclusive") as job:
+        run = slurm.popen(windlass_argv("run", path), env={**job.env, **SMALL}, cwd=tmp_path)
+        wait_until(lambda: "2000 texts" in _output(tmp_path), timeout_s=150, what="tasks run")
+        raylets = (pid for pid, argv in ray_processes("nid0003").items() if "/raylet " in argv)
+        os.kill(next(raylets), signal.SIGKILL)
+        out, err = run.communicate(timeout=100)
+    assert run.returncode == 71, out + err
+    assert "driver failed: rank 1 on nid0003 exited with code 71" in err, out + err
+
+
 @pytest.mark.slurm
 def test_another_version_of_ray_on_one_node_is_named(slurm: SlurmCluster, tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
@@ -119,4 +158,4 @@ def test_another_version_of_ray_on_one_node_is_named(slurm: SlurmCluster, tmp_pa
 
 
 def _output(folder: Path) -> str:
-    return "".join(path.read_text(errors="replace") for path in folder.glob("runs/*/out/*"))
+    return "".join(path.read_text(errors="replace") for path in folder.glob("runs/**/out/*"))

@@ -345,9 +345,19 @@ class _World:
                 [*rank_row(rank, self.records[rank], gone, self._cpu(), 2 * _GIB), self._delay(rank)] for rank in ranks
             ]
             self.fold.take(node, "R" + json.dumps(rows))
-            if self.fault == "two ranks write one file" and stepping:
-                for rank in ranks:
-                    self.fold.take(node, "F" + json.dumps([rank, self.first // 100, 77, "/lus/scratch/model.pt"]))
+            for rank in ranks if stepping else ():
+                self._save(node, rank)
+
+    def _save(self, node: int, rank: int) -> None:
+        """Healthy ranks save rank 0's file, their own part of a checkpoint, or a file of one name on their node."""
+        key, path = 77, "/lus/scratch/model.pt"
+        if self.fault != "two ranks write one file":
+            if self.shape.loop == "ddp" and rank != 0:
+                return
+            if self.shape.loop != "ddp":
+                part = f"/lus/scratch/step/__{rank}_0.distcp"
+                key, path = 1000 + rank, part if self.shape.loop == "fsdp" else "/tmp/model.pt"
+        self.fold.take(node, "F" + json.dumps([rank, self.first // 100, key, path]))
 
     def _device(self, node: int, number: int, stepping: bool) -> list[Any]:
         rnd = self.rnd

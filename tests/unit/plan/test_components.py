@@ -11,7 +11,7 @@ import pytest
 from planning import PLAIN
 from unit.cli.typed import in_process
 from windlass.errors import UsageError
-from windlass.model.plan import Plan
+from windlass.model.plan import Plan, plan_from_json
 from windlass.model.request import Allocation, Component, Request
 from windlass.model.topology import Topology
 from windlass.plan.components import filled, plan_whole
@@ -93,6 +93,19 @@ def test_options_of_one_program_and_arguments_are_refused_next_to_a_job_file(tmp
     assert "--container applies to one program" in refused.stderr
     refused = in_process("plan", "job.toml", "--lr", "1", cwd=tmp_path)
     assert "a job file takes no arguments" in refused.stderr
+
+
+def test_the_script_of_a_component_is_read_like_any_other(tmp_path: Path) -> None:
+    (tmp_path / "driver.py").write_text("import ray\nray.init()\n")
+    (tmp_path / "train.py").write_text("from transformers import Trainer\nTrainer().train()\n")
+    (tmp_path / "job.toml").write_text(
+        '[components.driver]\nscript = "driver.py"\nnodes = 2\n[components.train]\nscript = "train.py"\nrestarts = 2\n'
+    )
+    done = in_process("plan", "--site", "perlmutter", "--account", "abc", "--json", "job.toml", cwd=tmp_path)
+    assert done.code == 0, done.text
+    driver, train = plan_from_json(done.stdout).parts
+    assert (driver.nodes, driver.ranks_per_node, driver.ray is None) == (2, 1, False)
+    assert (train.trainer and train.trainer.name, train.ray) == ("Hugging Face Trainer", None)
 
 
 def _plan(

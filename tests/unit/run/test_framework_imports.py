@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from looping import each
 from planning import plan_for
@@ -111,6 +114,20 @@ def test_ranks_that_would_each_train_alone_are_warned_of(tmp_path: Path) -> None
 def test_run_warns_before_the_ranks_start(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("if 0:\n" + "".join(f"    {line}\n" for line in ALONE.splitlines()))
     assert "joins no process group" in run_here("-r", "2", "train.py", cwd=tmp_path).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@each(("guard", "told"), [("if True:", 1), ("if os.environ['RANK'] == '0':", 0)])
+def test_a_watched_run_says_once_that_ranks_write_one_checkpoint(tmp_path: Path, guard: str, told: int) -> None:
+    step = "optimizer = torch.optim.SGD(model.parameters())\nfor _ in range(3):\n    optimizer.step()\n"
+    save = f'{step}{guard}\n    torch.save(model.state_dict(), "model.pt")\n'
+    (tmp_path / "train.py").write_text("import os\n" + ALONE.replace(ALONE.splitlines()[-1], save))
+    done = run_here("-r", "2", "--watch", "--python", sys.executable, "train.py", cwd=tmp_path)
+    assert done.code == 0, done.text
+    assert done.stderr.count("shared-file: ranks 0-1: save to the same file") == told, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert in_process("report", str(run), cwd=tmp_path).stdout.count("shared-file: ranks 0-1") == told
 
 
 @each(

@@ -129,10 +129,12 @@ class SamplerSidecar:
             self._tell(job)
 
     def _tell(self, job: Job) -> None:
-        """Write a line to a log when a problem begins, and the worst problem at the end."""
+        """Write a line to a log when a problem begins, and the worst problem at the end, unless it was just written."""
         worst = find(job)[0]
         now = time.monotonic()
-        begins = worst.severity == "error" and worst.kind != self._worst and now - self._said > _TELL_S
-        if begins or (job.ended and worst.kind not in {"starting", "ended"} and any(rank.steps for rank in job.ranks)):
+        waited = now - self._said > _TELL_S
+        begins = worst.severity == "error" and worst.kind != self._worst and waited
+        ends = job.ended and worst.kind not in {"starting", "ended"} and any(rank.steps for rank in job.ranks)
+        if begins or (ends and (worst.kind != self._worst or waited)):
             self._worst, self._said = worst.kind, now
             self._view.note(f"windlass: {worst.line()}")
