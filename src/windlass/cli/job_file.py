@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from windlass.backends.schedulers.walltime import parse_walltime
 from windlass.base.tables import tomllib
 from windlass.cli.option_groups import ALL, JOB, PLACE, add_request_options
 from windlass.errors import ConfigError, UsageError, os_errors
@@ -90,6 +91,10 @@ def _misfits(data: Mapping[str, Any]) -> Iterator[Misfit]:
     components = data.get("components")
     if components is None:
         yield Misfit(path=(), message="it has no component", hint="add a table [components.NAME]")
+    try:
+        parse_walltime(str(data.get("time", "1h")))
+    except UsageError as error:
+        yield Misfit(path=("time",), message=error.message, hint=error.hint or "")
     if not isinstance(components, Mapping):
         return
     if not components:
@@ -112,6 +117,8 @@ def _misfits(data: Mapping[str, Any]) -> Iterator[Misfit]:
             yield Misfit(
                 path=(*path, "ready"), message=message, hint='as in ready = { http = "/health", within_s = 60 }'
             )
+        if isinstance(ready, Mapping) and not str(ready.get("http") or "/").startswith("/"):
+            yield Misfit(path=(*path, "ready"), message="http must begin with /", hint='as in http = "/health"')
         for key, least in (("nodes", 1), ("cores_per_node", 1), ("gpus_per_node", 0), ("ranks_per_node", 1)):
             value = one.get(key)
             if isinstance(value, int) and value < least:

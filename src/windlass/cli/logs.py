@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from windlass.backends.launchers import get_launcher
+from windlass.base.notation.counts import counted
 from windlass.base.notation.style import table_lines
 from windlass.base.settings import current_environ, read_settings
 from windlass.cli.show import Result
@@ -83,7 +84,7 @@ def _attempt(folder: RunFolder, number: int) -> Path:
     """Directory with the output of the N-th start. Each start has a separate one, except the last."""
     starts = [*attempt_folders(folder.path), folder.path]
     if not 1 <= number <= len(starts):
-        raise UsageError(f"--attempt {number}: the run was started {len(starts)} times", hint="count from 1")
+        raise UsageError(f"--attempt {number}: the run was started {counted(len(starts), 'time')}", hint="count from 1")
     return starts[number - 1]
 
 

@@ -109,7 +109,7 @@ def _show(folder: RunFolder, environ: dict[str, str]) -> Result:
         lines += _attempt_lines(number, where, verdict, record.outcome if record else "")
         lines += [f"    {line}" for line in finding_lines(record.findings if record else ())]
         data.append({"attempt": number, "folder": str(where), "verdict": verdict, "record": record})
-    components = read_states(folder.path)
+    components = read_states(folder.path, ended=state.state not in {"running", "waiting"} and not state.may_live)
     for one in components:
         why = f" ({one.why})" if one.why else ""
         lines.append(f"  component {one.name}: {one.state}{why}; {folder.path.name}/{one.name}")
@@ -123,10 +123,10 @@ def _show(folder: RunFolder, environ: dict[str, str]) -> Result:
 
 def _attempt_lines(number: int, where: Path, verdict: Verdict | None, outcome: str) -> list[str]:
     if verdict is None:
-        return [f"  start {number}: {outcome or 'no result'}"]
+        return [f"  start {number + 1}: {outcome or 'no result'}"]
     times = verdict.times
     span = f"{_clock(times.started)}, {times.ended - times.started:.0f} s"
-    lines = [f"  start {number} ({span}) on {verdict.hosts}: {verdict.cause.line()}"]
+    lines = [f"  start {number + 1} ({span}) on {verdict.hosts}: {verdict.cause.line()}"]
     if verdict.where:
         lines.append(f"    {verdict.where}")
     begin = f"from step {verdict.from_step}" if verdict.from_step is not None else "from the beginning"

@@ -20,6 +20,7 @@ from windlass.plan.shape import choose_hosts, device_numbers
 
 _FIELDS = ("addr", "port", "hosts")
 _PLACEHOLDER = re.compile(r"\{([A-Za-z0-9_-]+)\.(" + "|".join(_FIELDS) + r")\}")
+_DOTTED = re.compile(r"\{([A-Za-z0-9_-]+)\.([a-z]+)\}")
 _MAX_NODES = 10_000
 
 
@@ -162,6 +163,10 @@ def check_components(components: Sequence[Component]) -> None:
         for key, name in ((key, match[1]) for key, text in texts for match in _PLACEHOLDER.finditer(text)):
             if name not in names:
                 raise _unknown(one.where(key), name, names)
+        for key, match in ((key, match) for key, text in texts for match in _DOTTED.finditer(text)):
+            close = nearest(match[2], _FIELDS)
+            if match[1] in names and match[2] not in _FIELDS and close:
+                raise UsageError(f"{one.where(key)}: unknown placeholder {match[0]}", hint=f"did you mean {close!r}?")
     _check_order(components)
     for one in components:
         if one.ready is not None and one.ready.finished and one.end == "service":

@@ -99,7 +99,7 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
         ray=plan_ray(request, context, shape, binding),
         keep_caches=request.keep_caches,
         job_id=context.allocation.job_id if context.allocation else None,
-        remarks=worst_first((*remarks, *trainer_remarks(trainer))),
+        remarks=worst_first((*remarks, *trainer_remarks(request, trainer))),
         trainer=trainer,
         grace_s=request.grace_s,
         parent=request.supervised or not get_launcher(shape.launcher).names_failed_rank,
@@ -222,7 +222,7 @@ def _check_options(request: Request, site: Site) -> None:
         if option not in (*names, INDEPENDENT, RAY, RESUME):
             raise UsageError(
                 f"--with {option}: {site.name} has no option of this name",
-                hint=f"it has: {', '.join(names)}" if names else "this site has none",
+                hint=f"it has: {', '.join((*names, INDEPENDENT, RAY, RESUME))}",
             )
 
 

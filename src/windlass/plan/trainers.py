@@ -96,8 +96,12 @@ def plan_trainer(request: Request, context: PlanningContext, scheduler: str) -> 
     return None
 
 
-def trainer_remarks(trainer: TrainerPlan | None) -> tuple[Finding, ...]:
-    """Return a warning if every restart would begin at the first step."""
+def trainer_remarks(request: Request, trainer: TrainerPlan | None) -> tuple[Finding, ...]:
+    """Return a warning if every restart would begin at the first step, or if `--with resume` has no effect."""
+    if trainer is None and RESUME in request.options:
+        why = "found no trainer that it knows in the script" if request.supervised else "passes it on restarts only"
+        advice = "" if request.supervised else "add --restarts 3 or --until-done"
+        return (Finding("trainer-resume", "warning", f"--with {RESUME} has no effect: windlass {why}", advice),)
     if trainer is None or trainer.resume in {"itself", "argument"}:
         return ()
     advice = f"--with {RESUME} passes {trainer.resume_because}" if trainer.resume == "possible" else ""

@@ -274,6 +274,14 @@ def test_files_folders_and_run_folders_are_read(tmp_path: Path) -> None:
     assert explain_files([tmp_path / "rank-7.log"], lambda _: None).findings[0].subject == "rank 7"
 
 
+def test_the_logs_of_components_are_read(tmp_path: Path) -> None:
+    for name in ("server", "trainer"):
+        (tmp_path / "components" / name / "out").mkdir(parents=True)
+        (tmp_path / "components" / name / "out" / "node-0000.log").write_text("0: ready\n")
+    (tmp_path / "out").mkdir()
+    assert explain_files([tmp_path], lambda _: None).files == 2
+
+
 def test_the_command_explains_and_complains_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text(SAMPLES["port taken"] + "\n")
     done = in_process("explain-log", "a.log", cwd=tmp_path)

@@ -73,6 +73,18 @@ WRONG = {
         '[components.a]\ncommand = ["true"]\nend = "service"',
         "job.toml: no component decides",
     ),
+    "misspelled placeholder": (
+        '[components.server]\ncommand = ["echo", "{server.prot}", "{server.name}"]',
+        "job.toml:2: components.server.command: unknown placeholder {server.prot}\n  hint: did you mean 'port'?",
+    ),
+    "path without a slash": (
+        '[components.a]\ncommand = ["true"]\nready = { http = "health" }',
+        "job.toml:3: components.a.ready: http must begin with /",
+    ),
+    "time limit": (
+        'time = "2 hours"\n[components.a]\ncommand = ["true"]',
+        "job.toml:1: time: not a time limit: '2 hours'",
+    ),
     "a type": ('[components.a]\ncommand = "true"', "job.toml:2: components.a.command: must be a list, not 'true'"),
 }
 

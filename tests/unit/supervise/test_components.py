@@ -113,6 +113,8 @@ needs = ["server"]
     record = json.loads((_folder(tmp_path) / "result.json").read_text())
     assert record["failure"]["said"].startswith("server failed: rank 0 on")
     assert json.loads((_folder(tmp_path) / "components/trainer/result.json").read_text())["exit_code"] == 9
+    code, text = _run(tmp_path, job, "report")
+    assert ": 1 node, 2 components; failed" in text.splitlines()[0], text
 
 
 @pytest.mark.slow
@@ -188,6 +190,10 @@ needs = ["server", "prepare"]
         wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), timeout_s=20, what="no rank survives")
     code, text = _run(tmp_path, job, "runs", "list")
     assert text.startswith("killed"), text
+    code, text = _run(tmp_path, job, "runs", "show")
+    assert "component server: stopped" in text and "component trainer: stopped" in text, text
+    code, text = _run(tmp_path, job, "watch")
+    assert "1 node  3 components  ended" in text.splitlines()[0], text
     code, text = _run(tmp_path, job, "runs", "resume", str(run))
     assert code == 0, text
     assert (tmp_path / "log").read_text().split() == ["prepared", "trained", "trained"]

@@ -108,6 +108,22 @@ def test_how_a_script_resumes_is_read_from_it_and_nothing_is_passed_unasked(
 
 
 @each(
+    ("text", "options", "said"),
+    [
+        (HF, {"restarts": 0}, "passes it on restarts only"),
+        ("print()\n", {}, "found no trainer"),
+        (HF, {}, None),
+    ],
+)
+def test_resume_without_effect_is_a_warning(
+    tmp_path: Path, text: str, options: dict[str, int], said: str | None
+) -> None:
+    plan = planned(tmp_path, text, options=("resume",), **options)
+    warnings = [remark.evidence for remark in plan.remarks if remark.kind == "trainer-resume"]
+    assert (said is None and not warnings) or (said is not None and said in warnings[0])
+
+
+@each(
     ("text", "words", "site", "notice"),
     [
         (HF, (), "workstation", ""),

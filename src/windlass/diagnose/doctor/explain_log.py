@@ -384,13 +384,14 @@ def _open_log(file: Path, folder: Path | None) -> BinaryIO:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Yield the file itself, the logs of a run folder, or every file of another folder."""
+    """Yield the file itself, the logs of a run folder and of its components, or every file of another folder."""
     if not path.exists():
         raise UsageError(f"{path} does not exist", hint="give log files, or a run folder")
     if not path.is_dir():
         yield path
         return
-    parts = [path / name for name in ("out", "comm", "launcher.log", "job.log") if (path / name).exists()]
+    runs, names = (path, *sorted(path.glob("components/*"))), ("out", "comm", "launcher.log", "job.log")
+    parts = [run / name for run in runs for name in names if (run / name).exists()]
     for part in parts or [path]:
         yield from sorted(p for p in part.rglob("*") if p.is_file()) if part.is_dir() else [part]
 

@@ -36,6 +36,9 @@ def report_text(report: RunReport, findings: list[str]) -> str:
 
 
 def size_text(report: RunReport) -> str:
+    components = sum(one.kind == "component" for one in report.findings)
+    if components:
+        return f"{counted(report.nodes, 'node')}, {counted(components, 'component')}"
     return f"{counted(report.nodes, 'node')} x {counted(report.ranks_per_node, 'rank')}"
 
 

@@ -23,7 +23,7 @@ def screen_text(
 ) -> str:
     """Lines of at most `width` columns, and at most `height` lines if `height` is given."""
     width = max(_MIN_WIDTH, width)
-    lines = [_head(job, width), *_banner(findings, width), ""]
+    lines = [_head(job, findings, width), *_banner(findings, width), ""]
     lines += [line[:width] for line in _table(job, width)]
     room = _MAX_ROWS if height is None else height - len(lines)
     lines += [line[:width] for line in _ranks(job, room - len(_idle(job)) - 3)]
@@ -40,9 +40,11 @@ def screen_text(
     return "\n".join(shown) + "\n"
 
 
-def _head(job: Job, width: int) -> str:
+def _head(job: Job, findings: Sequence[Finding], width: int) -> str:
     steps = [rank.steps for rank in job.ranks if rank.steps]
-    parts = [job.name, counted(len(job.nodes), "node"), counted(len(job.ranks), "rank")]
+    components = len({one.subject for one in findings if one.kind == "component"})
+    inside = counted(components, "component") if components else counted(len(job.ranks), "rank")
+    parts = [job.name, counted(len(job.nodes), "node"), inside]
     if steps:
         parts.append(f"step {max(steps):,}")
     if job.ended:

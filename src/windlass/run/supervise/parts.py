@@ -43,12 +43,19 @@ class PartState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended: float | None = None
 
 
-def read_states(folder: Path) -> tuple[PartState, ...]:
-    """Return the components of a job's run folder as windlass saw them last. Empty for any other run folder."""
+def read_states(folder: Path, *, ended: bool = False) -> tuple[PartState, ...]:
+    """Return the components of a job's run folder as windlass saw them last. Empty for any other run folder.
+
+    If the run has `ended`, a component that was still running then is stopped.
+    """
     try:
-        return from_json(read_bytes(folder / STATE_FILE), tuple[PartState, ...])
+        states = from_json(read_bytes(folder / STATE_FILE), tuple[PartState, ...])
     except (OSError, msgspec.DecodeError):
         return ()
+    return tuple(
+        msgspec.structs.replace(one, state="stopped") if ended and one.state in {"starting", "ready"} else one
+        for one in states
+    )
 
 
 @dataclass(kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from windlass.run.failure.ends import read_seats
 from windlass.run.failure.verdict import attempt_folders, read_verdict
 from windlass.run.folder import RunFolder, component_folder, read_plan
 from windlass.run.supervise.attempts import read_owner
-from windlass.run.supervise.parts import PartState, read_states
+from windlass.run.supervise.parts import read_states
 from windlass.run.supervise.runs import RunState, state_of
 
 _STALE_S = 60.0
@@ -32,8 +32,8 @@ def watched(folder: RunFolder, environ: Mapping[str, str]) -> tuple[Job, tuple[F
 
     The result is partial, with a note, if samples are missing or damaged.
     """
-    if states := read_states(folder.path):
-        return _with_components(folder, states, environ)
+    if read_states(folder.path):
+        return _with_components(folder, environ)
     try:
         job = read_job(folder.path)
         trouble = "" if job else "nothing was sampled: the run was started without --watch"
@@ -59,14 +59,12 @@ def watched(folder: RunFolder, environ: Mapping[str, str]) -> tuple[Job, tuple[F
     return job, worst_first((*_ended(folder, state, job), *_judged(job)))
 
 
-def _with_components(
-    folder: RunFolder, states: tuple[PartState, ...], environ: Mapping[str, str]
-) -> tuple[Job, tuple[Finding, ...]]:
+def _with_components(folder: RunFolder, environ: Mapping[str, str]) -> tuple[Job, tuple[Finding, ...]]:
     """Return the job of a job file: its state, one finding per component, and what is serious in each of them."""
     state = state_of(folder, environ)
     found = [*_ended(folder, state, job)] if (job := _unsampled(folder, state, "")).ended else [_about(state)]
     found = [one for one in found if one.kind != "not-measured"] or [_about(state)]
-    for one in states:
+    for one in read_states(folder.path, ended=job.ended and not state.may_live):
         path = component_folder(folder.path, one.name)
         severity: Severity = "error" if one.state == "failed" else "note"
         hosts = fold_hostlist(one.hosts)
