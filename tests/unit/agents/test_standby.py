@@ -19,6 +19,7 @@ import windlass.node.agent
 from waiting import wait_until
 from windlass.node.agent import standby
 from windlass.node.agent.diagnostics import variable
+from windlass.node.agent.modules_hook import record
 from windlass.node.sys.identity import start_of
 from windlass.plan.agents import STANDBY_MB
 
@@ -180,6 +181,18 @@ def test_a_module_that_starts_a_thread_is_left_out_and_named(tmp_path: Path) -> 
     finally:
         node.process.kill()
         node.process.wait(timeout=20)
+
+
+def test_a_second_start_records_the_modules_without_a_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(str(tmp_path))
+    first = (tmp_path / "modules").read_text()
+    record(str(tmp_path))
+    assert (tmp_path / "modules").read_text() == first
+    assert capsys.readouterr().err == ""
+    record(str(tmp_path / "missing"))
+    assert "the standby gets no modules: FileNotFoundError" in capsys.readouterr().err
 
 
 def test_a_standby_ends_with_the_script_that_started_it(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_a_killed_windlass_shows_as_killed_and_its_run_resumes(tmp_path: Path) -
     done = windlass("runs", "resume", str(only_run(tmp_path)), cwd=tmp_path)
     assert done.code == 0, done.text
     shown = windlass("runs", "show", str(only_run(tmp_path)), cwd=tmp_path)
-    assert ": done" in shown.stdout and "start 1: ok" in shown.stdout, shown.text
+    assert ": done" in shown.stdout and "start 2: ok" in shown.stdout, shown.text
     refused = windlass("runs", "resume", str(only_run(tmp_path)), cwd=tmp_path)
     assert refused.code == 2 and "is done" in refused.stderr
 

@@ -71,6 +71,8 @@ def record(folder: "str") -> "None":
         out = os.open(os.path.join(folder, "modules"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         os.write(out, json.dumps(names).encode())
         os.close(out)
+    except FileExistsError:  # an earlier start of the ranks on this node has recorded them
+        pass
     except Exception as error:
         sys.stderr.write("windlass: the standby gets no modules: %s: %s\n" % (type(error).__name__, error))
 
