@@ -142,11 +142,10 @@ def _site(name: str | None) -> Site | None:
 
 def _own(args: argparse.Namespace) -> str:
     """The directories of --host-libs. Each must exist."""
-    hint = "give the folder with libfabric.so.1"
-    folders = [folder for folder in (args.host_libs or "").split(":") if folder]
-    for folder in folders:
+    for folder in (folders := [folder for folder in (args.host_libs or "").split(":") if folder]):
         base = Path(args.host_root or "/")
         if not (base / folder.lstrip("/") if args.host_root else Path(folder)).is_dir():
+            hint = "give the folder with libfabric.so.1"
             raise UsageError(f"--host-libs {folder}: there is no such folder", hint=hint)
     return ":".join(folders if args.host_root else [str(Path(folder).absolute()) for folder in folders])
 

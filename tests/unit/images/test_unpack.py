@@ -10,6 +10,7 @@ import os
 import shutil
 import struct
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from random import Random
@@ -130,6 +131,19 @@ def test_every_form_of_an_image_says_the_same(root: Path, squashfs: Path, tmp_pa
     assert len(seen["sif"][2]) == 1, "a link is no second plugin"
 
 
+def test_the_root_of_another_process_is_not_taken_for_this_machine(root: Path) -> None:
+    """As for a container that runs: its root is a link that seems to lead to `/`."""
+    script = "import os, sys; os.chroot(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    require("root", os.geteuid() == 0, "only root can change the root")
+    argv = [sys.executable, "-c", script, str(root)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        report, _ = inspect_image(f"/proc/{process.pid}/root", os.environ)
+        process.communicate(timeout=30)
+    assert report.system == "Toy 1"
+
+
 def test_only_what_matters_is_unpacked_and_nothing_is_left(squashfs: Path) -> None:
     with open_image(str(squashfs), os.environ) as opened:
         folder = Path(opened.folder)
@@ -144,9 +158,11 @@ def test_large_libraries_are_known_by_name_alone(
     monkeypatch.setattr("windlass.build.images.unpack.MAX_LIBRARY", 100)
     other = (root / "usr/lib64/libnccl-net-ofi.so").read_bytes()
     fabric = (root / "usr/lib64/libfabric.so.1").read_bytes()
-    layer = _layer({"usr/lib64/libfabric.so.1": fabric, "usr/lib64/libother.so.1": other, "srv/libfar.so.1": other})
+    names = {"usr/lib64/libother.so.1.2": other, "usr/lib64/libother.so.1": "libother.so.1.2", "srv/libfar.so.1": other}
+    layer = _layer({"usr/lib64/libfabric.so.1": fabric, **names})
     _, facts = inspect_image(str(_oci(tmp_path / "image.tar", [layer], [])), os.environ)
-    assert facts.libraries["libother.so.1"] == ("/usr/lib64/libother.so.1", None)
+    for name in ("libother.so.1", "libother.so.1.2"):
+        assert facts.libraries[name] == (f"/usr/lib64/{name}", None)
     assert facts.libraries["libfabric.so.1"].versions is not None, "the network's are read whatever their size"
     assert "libfar.so.1" not in facts.libraries
     monkeypatch.setattr("windlass.build.images.unpack.MAX_TOTAL", 0)

@@ -101,10 +101,9 @@ def read_image(
     fabric = tuple(path for name, path, _ in libraries if name == "libfabric.so.1")
     first = _first(root, libraries)
     searched = {root.inside(place) for folder in (*root.search, *root.folders()) if (place := root.place(folder))}
-    for path in names:
-        folder, _, name = path.rpartition("/")
-        if folder in searched:
-            first.setdefault(name, ImageLibrary(path, None))
+    left_out = [path for path in names if path.rpartition("/")[0] in searched]
+    for path in (*left_out, *_links(root, searched, left_out)):
+        first.setdefault(path.rpartition("/")[2], ImageLibrary(path, None))
     plugins = _plugins(root, libraries)
     compat, compat_folder = _cuda_compat(root)
     providers = _providers(root, first["libfabric.so.1"].path) if "libfabric.so.1" in first else ()
@@ -138,6 +137,13 @@ def read_image(
         compat_folder=compat_folder,
     )
     return report, facts
+
+
+def _links(root: SystemRoot, folders: Iterable[str], left_out: Iterable[str]) -> list[str]:
+    """Return the links to libraries that are not below the root: their other names, such as libcuda.so.1."""
+    targets = {path.rpartition("/")[2] for path in left_out}
+    paths = (f"{root.folder}{folder}/{name}" for folder in folders for name in root.names(folder) if ".so" in name)
+    return [root.inside(p) for p in paths if os.path.islink(p) and os.readlink(p).rpartition("/")[2] in targets]  # noqa: PTH114, PTH115
 
 
 def _libraries(root: SystemRoot) -> list[tuple[str, str, tuple[str, ...] | None]]:

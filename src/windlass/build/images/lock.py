@@ -90,8 +90,8 @@ def registry_digest(base: str) -> str:
     try:
         data, named = _manifest(f"http{'' if _HERE.fullmatch(host) else 's'}://{host}/v2/{name}/manifests/{tag}")
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
-        reason = getattr(error, "reason", "") or error
-        raise MachineError(f"{host} gave no digest: {reason}", hint="lock it where the registry answers") from error
+        said = f"{host} gave no digest: {getattr(error, 'reason', '') or error}"
+        raise MachineError(said, hint="lock it where the registry answers") from error
     if named != f"sha256:{hashlib.sha256(data).hexdigest()}":
         raise MachineError(f"{host}: the manifest does not fit the digest {named[:80]!r}", hint="ask its operator")
     return named

@@ -207,11 +207,8 @@ def _remarks(spec: ImageSpec, versions: Versions, sources: _Sources) -> tuple[st
         "mpi": used.get("openmpi", ""),
     }
     if spec.fabric == "slingshot" and chosen["libfabric"] and known_combination(versions, chosen, spec.base) is None:
-        together = ", ".join(
-            text
-            for text in (*(f"{k} {chosen[k]}" for k in ("libcxi", "libfabric")), chosen["plugin"], chosen["mpi"])
-            if text
-        )
+        parts = (*(f"{k} {chosen[k]}" for k in ("libcxi", "libfabric")), chosen["plugin"], chosen["mpi"])
+        together = ", ".join(filter(None, parts))
         found.append(f"no known use of {together} together on {spec.base}: check the image with `windlass image check`")
     return tuple(found)
 

@@ -82,7 +82,8 @@ def open_image(image: str, environ: Mapping[str, str]) -> Iterator[OpenImage]:
         raise UsageError(f"{image}: there is no such image", hint=hint)
     if path.is_dir() and not (path / "oci-layout").is_file():
         _refuse_strange_folder(path)
-        yield OpenImage(str(path.resolve()), "directory", directory_environment(SystemRoot(str(path.resolve()))))
+        place = str(path.absolute())  # resolved, /proc/PID/root would be the root of this machine
+        yield OpenImage(place, "directory", directory_environment(SystemRoot(place)))
         return
     with temporary_folder("windlass-image-") as folder:
         try:
