@@ -203,9 +203,9 @@ def test_a_killed_agent_is_missed_but_the_run_goes_on(slurm: SlurmCluster, tmp_p
                 os.kill(pid, signal.SIGKILL)
             _, said = child.communicate(timeout=240)
         assert child.returncode == 0, said
-    assert "the agent on nid0002 is gone" in said
+    assert "the agent on nid0002 ended" in said
     assert training.losses() == reference(2, tmp_path)
-    same("an agent killed with SIGKILL", training, allowed=0, seen="the agent on nid0002 is gone")
+    same("an agent killed with SIGKILL", training, allowed=0, seen="the agent on nid0002 ended")
 
 
 def _on_node(slurm: SlurmCluster, node: str) -> list[int]:

@@ -85,7 +85,8 @@ class WatchService:
         """Do what windlass orders between two starts of the ranks in place: end them all, or start them again."""
         if order["order"] == "end":
             end_ranks(self.folder, self._mark.encode("utf-8", "surrogateescape"))
-            return [json.dumps({"ended": order["attempt"], "oom": oom_kills() - self._oom})]
+            said = {"ended": order["attempt"], "oom": oom_kills() - self._oom, **_reached(read_beats(self.folder))}
+            return [json.dumps(said)]
         for name in os.listdir(self.folder):
             if name.isdigit():
                 os.unlink(os.path.join(self.folder, name))
@@ -178,10 +179,7 @@ class WatchService:
         """
         steps = read_beats(self.folder)
         killed = max(oom_kills() - self._oom, self._oom_told)  # control groups that have ended lose their counts
-        figures: dict[str, Any] = {"oom": killed, "beating": len(steps)}
-        if steps:
-            figures["step"] = max(steps.values())
-            figures["behind"] = min(steps.values())
+        figures: dict[str, Any] = {"oom": killed, "beating": len(steps), **_reached(steps)}
         figures["swept"] = kill_marked(self._mark.encode("utf-8", "surrogateescape"), 5.0)
         shutil.rmtree(self.folder, ignore_errors=True)
         return figures
@@ -286,6 +284,10 @@ def work_done(mark: bytes) -> dict[int, tuple[int, float]]:
         except (OSError, ValueError, IndexError):
             continue
     return found
+
+
+def _reached(steps: dict[int, int]) -> dict[str, int]:
+    return {"step": max(steps.values()), "behind": min(steps.values())} if steps else {}
 
 
 def _at(steps: dict[int, int], step: int) -> list[int]:

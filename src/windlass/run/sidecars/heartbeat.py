@@ -180,6 +180,7 @@ class HeartbeatSidecar:
         """Order all agents to `end` the ranks of an attempt, or to `start` the next one. False: they cannot be told."""
         for host in self._hosts if what == "start" else ():
             self._forget(host)
+            self.figures.pop(host, None)
         return self.up and not self._gone and self._agents.tell(order=what, attempt=attempt)
 
     def is_down(self, attempt: int) -> bool:
@@ -189,6 +190,7 @@ class HeartbeatSidecar:
     def _take(self, host: str, news: dict[str, Any]) -> None:
         if "ended" in news:
             self.down[host] = news["ended"]
+            self.figures[host] = news
         if news.get("oom"):
             self.oom.add(host)
         if "standby" in news:
