@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from string import Template
 
 import msgspec
 
@@ -20,7 +19,6 @@ from windlass.model.site import DetectSpec, Site
 from windlass.model.topology import Topology
 from windlass.node.sys.folders import is_foreign
 from windlass.node.sys.reading import read_text
-from windlass.plan.cache import is_below
 from windlass.plan.environment.caches import cache_variable_names
 from windlass.plan.environment.modules import (
     after_modules_argv,
@@ -34,11 +32,10 @@ from windlass.plan.shape import VISIBILITY
 from windlass.plan.show import OWN_PATHS
 from windlass.run.auto_cache import with_auto_cache
 from windlass.run.bad_nodes import bad_hosts
+from windlass.run.command_context import cache_environments, cache_roots, check_paths, command_facts, with_parts
 from windlass.run.container_paths import seen_paths
 from windlass.run.interpreter import (
     activate_kind,
-    check_activate,
-    check_python,
     environment_place,
     find_python,
     is_here,
@@ -214,12 +211,7 @@ def gather_context(
         allocation=allocation,
         **{name: getattr(said, name) for name in ("offers", "queues", "accounts")},
         users_environment=_users_environment(request, site, environ),
-        python=python,
-        python_because=because,
-        imports=script.imports,
-        script=script.facts,
-        trains_alone=script.trains_alone,
-        starts_ray=script.starts_ray,
+        **command_facts(script, python, because),
         place=environment_place(python) if here and _many_read_it(request, allocation) else None,
         activate_kind=activate_kind(request),
         cache_roots=roots,
@@ -233,11 +225,7 @@ def gather_context(
         detection=detection,
         remarks=(*remarks, *(one for one in (mpi_note, note) if one)),
     )
-    if request.components:
-        from windlass.run.component_context import with_parts  # imported here: only job files need it
-
-        return with_parts(request, context, environ, here=here)
-    return request, context
+    return with_parts(request, context, environ, here=here) if request.components else (request, context)
 
 
 def _first_node(
@@ -252,41 +240,6 @@ def _first_node(
     launcher = request.launcher or with_seen_mpi(request, site, environ)[0].file.launcher.kind
     look = probe_node(allocation.hosts[0], launcher, site.file.launcher, environ)
     return look.topology, look.taken_ports
-
-
-def check_paths(request: Request, site: Site, environ: Mapping[str, str], *, here: bool, ours: bool) -> list[Finding]:
-    """Check that the environments named by the request exist here. Raises for a missing one.
-
-    An environment on node-local storage is not checked if this machine is not one of the nodes (`ours`). For a plan for
-    another machine, returns a warning for each missing environment.
-    """
-    if here:
-        node_local = () if ours else node_local_folders(site, environ)
-        if not request.container:
-            check_python(request, node_local)
-        check_activate(request, node_local)
-        return []
-    node_local = node_local_folders(site, environ)
-    if request.activate and is_here(request.activate):
-        check_activate(request, node_local)
-    named = [("--activate", request.activate or ""), *(("--cache", path) for path in request.cache)]
-    return [
-        Finding("path-missing", "warning", f"{flag} {path} does not exist here", "it must exist on the nodes")
-        for flag, path in named
-        if path and not is_here(path) and not any(is_below(path, folder) for folder in node_local)
-    ]
-
-
-def node_local_folders(site: Site, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the node-local folders. A login node cannot see what `windlass stage` put there.
-
-    For a folder per user or per job (`/mnt/bb/${USER}`), returns its parent, because the user who asks may not be the
-    user who runs.
-    """
-    storage = site.file.storage
-    named = (path for path in (storage.local, storage.stage) if path)
-    fixed = (path.partition("$")[0].rstrip("/") or Template(path).safe_substitute(environ) for path in named)
-    return tuple(dict.fromkeys(("/tmp", "/dev/shm", *fixed)))
 
 
 def _many_read_it(request: Request, allocation: Allocation | None) -> bool:
@@ -304,22 +257,6 @@ def restrict_devices(topology: Topology, environ: Mapping[str, str]) -> Topology
         return topology
     chosen = {int(part) for part in text.split(",")}
     return msgspec.structs.replace(topology, devices=tuple(d for d in topology.devices if d.index in chosen))
-
-
-def cache_roots(request: Request) -> tuple[tuple[str, str], ...]:
-    """Return the roots of --cache with links resolved. Raises `UsageError` for a missing root."""
-    for path in request.cache:
-        if not is_here(path):
-            raise UsageError(f"--cache {path} does not exist", hint="give a folder that every node can read")
-    return tuple((path, str(Path(path).resolve())) for path in request.cache)
-
-
-def cache_environments(request: Request, python: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Prefixes from which the ranks may start programs: the interpreter's, the active environments', and the roots."""
-    named = [environ.get("VIRTUAL_ENV"), environ.get("CONDA_PREFIX"), request.activate, *request.cache]
-    if "/" in python:
-        named.insert(0, str(Path(python).parent.parent))
-    return tuple(dict.fromkeys(str(prefix) for prefix in named if prefix and (Path(prefix) / "bin").is_dir()))
 
 
 def _users_environment(request: Request, site: Site, environ: Mapping[str, str]) -> dict[str, str]:

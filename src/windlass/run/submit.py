@@ -25,7 +25,7 @@ from windlass.model.request import Request
 from windlass.plan.queues import refuse_incomplete
 from windlass.plan.render.batch_script import batch_script, printed_script, standalone_script
 from windlass.plan.shape import run_name
-from windlass.run.context import node_local_folders
+from windlass.run.command_context import node_local_folders
 from windlass.run.folder import BATCH_FILE, RunFolder, discard, folder_path, make_folder
 from windlass.run.interpreter import check_activate
 from windlass.run.jit_caches import KEEP_FILE
