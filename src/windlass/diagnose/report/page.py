@@ -51,7 +51,7 @@ def figures_of(report: RunReport) -> list[tuple[str, str]]:
     """Names and values of the known figures."""
     rows = [
         ("started", report.started),
-        ("first step", f"state after {duration_text(report.startup_s)}" if report.startup_s is not None else ""),
+        ("first step", f"after {duration_text(report.startup_s)}" if report.startup_s is not None else ""),
         ("steps", f"{report.steps:,}" if report.steps else ""),
         ("step", _step(report)),
         ("waits for data", _share(report.wait_share)),
